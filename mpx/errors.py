@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 __all__ = [
     "DeviceError",
@@ -25,7 +24,7 @@ __all__ = [
 class MpxError(Exception):
     """A user's mistake, or a machine that cannot do what was asked: shown without a traceback."""
 
-    exit_code: ClassVar[int] | int = 2
+    exit_code: int = 2
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
