@@ -1,0 +1,252 @@
+"""`fold(events) -> RunRecord`: the one place where what the processes left becomes what the run did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from mpx.errors import RecordError
+from mpx.record import codec
+from mpx.record.model import Process, RunRecord, Snapshot
+from mpx.record.parts import Coverage, Fault, Memory, OpWork, Overflow, OverflowCounts, Steps, Substitution
+from mpx.record.retention import Event, retain
+
+__all__ = ["fold"]
+
+T = TypeVar("T")
+
+_HALF = frozenset({"float16", "bfloat16"})
+
+
+@dataclass
+class _Log:
+    """What one process wrote, sorted by kind; the supervisor's own faults are the process of no name's."""
+
+    process: str
+    start: Event = field(default_factory=dict)
+    last: Snapshot = field(default_factory=Snapshot)
+    last_t: float | None = None
+    ended: bool = False
+    overflows: list[Overflow] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+
+def fold(events: Iterable[Event]) -> RunRecord:
+    """Return the record of a run from the events of all its processes.
+
+    The events of one process must come in the order in which it wrote them; processes may come in any order.
+    An event that does not have the expected form becomes a fault of the record and never an exception.
+    """
+    run: Event = {}
+    preset: Event = {}
+    ending: Event = {}
+    notices: list[str] = []
+    logs: dict[str, _Log] = {}
+    for event in retain(events):
+        kind = event.get("event")
+        if kind == "run":
+            run = event
+        elif kind == "preset":
+            preset = event
+        elif kind == "exit":
+            ending = event
+        elif kind == "skipped":
+            notices.append(str(event.get("text", "")))
+        else:
+            process = str(event.get("process", ""))
+            _take(logs.setdefault(process, _Log(process)), event)
+    ordered = sorted(logs.values(), key=lambda log: (_number(log.start.get("t")) or 0.0, log.process))
+    processes = [_process(log) for log in ordered if log.process]
+    record = _totals(ordered)
+    head = processes[0] if processes else None
+    lead = next((item for item in processes if item.trained), head)
+    faults = [fault for log in ordered for fault in log.faults]
+    return replace(
+        record,
+        mpx=_text(run.get("mpx")),
+        torch=lead.torch if lead else None,
+        python=(lead.python if lead else None) or _text(run.get("python")),
+        device=lead.device if lead else None,
+        host=_text(run.get("host")),
+        command=_texts(run.get("command")),
+        script=_text(run.get("script")),
+        target_kind=_text(run.get("target_kind")),
+        cwd=_text(run.get("cwd")),
+        preset=_mapping(run.get("preset")) or _mapping(preset.get("preset")),
+        origin=_mapping(run.get("origin")) or _mapping(preset.get("origin")),
+        exit_code=_whole(ending.get("exit_code")),
+        signal=_text(ending.get("signal")),
+        status=_text(ending.get("status")) or "unknown",
+        started=_text(run.get("started")),
+        wall_s=_number(ending.get("wall_s")),
+        ended_t=_number(ending.get("t")),
+        processes=processes,
+        faults=faults,
+        notices=_texts(run.get("notices")) + sorted(notices),
+    )
+
+
+def _take(log: _Log, event: Event) -> None:
+    def misfit(error: RecordError) -> None:
+        log.faults.append(Fault("record", f"event `{event.get('event')}`: {error}", process=log.process))
+
+    kind = event.get("event")
+    log.last_t = max((t for t in (log.last_t, _number(event.get("t"))) if t is not None), default=None)
+    try:
+        if kind == "start":
+            log.start = event
+        elif kind == "snapshot":
+            log.last = codec.from_json(Snapshot, event, on_error=misfit)
+        elif kind == "overflow":
+            log.overflows.append(codec.from_json(Overflow, event, on_error=misfit))
+        elif kind == "fault":
+            log.faults.append(codec.from_json(Fault, event, on_error=misfit))
+        elif kind == "end":
+            log.ended = True
+    except RecordError as error:
+        misfit(error)
+
+
+def _process(log: _Log) -> Process:
+    start, last = log.start, log.last
+    described = {**start, "process": log.process}
+    try:
+        process = codec.from_json(Process, described, on_error=lambda _: None)
+    except RecordError:
+        process = Process(log.process)
+    return replace(
+        process,
+        started_t=_number(start.get("t")),
+        last_t=log.last_t,
+        ended=log.ended,
+        trained=last.trained,
+        forwards=last.forwards,
+        backwards=last.backwards,
+        steps=last.steps,
+    )
+
+
+def _leading(logs: Sequence[_Log]) -> list[_Log]:
+    """Return the processes whose counts are the run's.
+
+    Those that trained, or, when none did, those that called a module. Of ranks only the lowest (all ranks
+    take the same steps), with its restarts; processes without a rank are runs of their own and add up.
+    """
+    active = [log for log in logs if log.last.trained] or [log for log in logs if log.last.active]
+    ranks = [rank for log in active if (rank := _whole(log.start.get("rank"))) is not None]
+    lowest = min(ranks, default=None)
+    return [log for log in active if _whole(log.start.get("rank")) in (None, lowest)] or list(logs)
+
+
+def _totals(logs: Sequence[_Log]) -> RunRecord:
+    lead = _leading(logs)
+    last = [log.last for log in lead]
+    busiest = max(last, key=lambda item: (item.steps.attempted, item.forwards), default=Snapshot())
+    return RunRecord(
+        forwards=sum(snapshot.forwards for snapshot in last),
+        backwards=sum(snapshot.backwards for snapshot in last),
+        steps=Steps(
+            attempted=sum(snapshot.steps.attempted for snapshot in last),
+            applied=sum(snapshot.steps.applied for snapshot in last),
+            skipped=sum(snapshot.steps.skipped for snapshot in last),
+        ),
+        optimizers=[item for snapshot in last for item in snapshot.optimizers],
+        scalers=[item for snapshot in last for item in snapshot.scalers],
+        nonfinite_losses=sum(_at_least(log, "nonfinite_losses") for log in lead),
+        overflow_counts=OverflowCounts(
+            loss_nan=sum(_at_least(log, "loss_nan") for log in lead),
+            forward_inf=sum(_at_least(log, "forward_inf") for log in lead),
+            backward_inf=sum(_at_least(log, "backward_inf") for log in lead),
+        ),
+        overflows=_overflows(logs),
+        losses=[item for snapshot in last for item in snapshot.losses],
+        throughput=busiest.throughput,
+        memory=_memory(logs),
+        coverage=_coverage(last),
+        casts=_casts(last),
+        substitutions=_substitutions(lead, logs),
+        longest_skip_run=max((snapshot.longest_skip_run for snapshot in last), default=0),
+        saw_script_amp=any(log.last.saw_script_amp for log in logs),
+    )
+
+
+def _at_least(log: _Log, kind: str) -> int:
+    # A process that was killed between an overflow and its next snapshot left the event only.
+    if kind == "nonfinite_losses":
+        counted, kind = log.last.nonfinite_losses, "loss_nan"
+    else:
+        counted = getattr(log.last.overflow_counts, kind)
+    return max(counted, sum(overflow.kind == kind for overflow in log.overflows))
+
+
+def _overflows(logs: Sequence[_Log]) -> list[Overflow]:
+    found = [
+        replace(overflow, process=log.process, rank=_whole(log.start.get("rank")))
+        for log in logs
+        for overflow in log.overflows
+    ]
+    return sorted(found, key=lambda overflow: (overflow.t, overflow.process, overflow.backward))
+
+
+def _memory(logs: Sequence[_Log]) -> Memory | None:
+    known = [log.last.memory for log in logs if log.last.memory is not None]
+    return max(known, key=lambda memory: (memory.peak_bytes, memory.device), default=None)
+
+
+def _coverage(last: Sequence[Snapshot]) -> Coverage | None:
+    known = [snapshot.coverage for snapshot in last if snapshot.coverage is not None]
+    if len(known) <= 1:
+        return known[0] if known else None
+    work: dict[tuple[str, str], OpWork] = {}
+    for item in (item for coverage in known for item in coverage.by_op):
+        before = work.get((item.op, item.dtype), OpWork(item.op, item.dtype))
+        flops, calls = before.flops + item.flops, before.calls + item.calls
+        work[item.op, item.dtype] = replace(before, flops=flops, calls=calls)
+    total = sum(item.flops for item in work.values())
+    half = sum(item.flops for item in work.values() if item.dtype in _HALF)
+    return Coverage(half / total if total else None, list(work.values()))
+
+
+def _casts(last: Sequence[Snapshot]) -> dict[str, Any]:
+    total: dict[str, Any] = {}
+    for snapshot in last:
+        for key, value in snapshot.casts.items():
+            before = total.get(key)
+            adds_up = _number(before) is not None and _number(value) is not None
+            total[key] = before + value if adds_up else value if before is None else before
+    return total
+
+
+def _substitutions(lead: Sequence[_Log], logs: Sequence[_Log]) -> list[Substitution]:
+    # Every rank replaces the same things: the counts are those of the leading processes, and the others add
+    # what only they met.
+    total: dict[tuple[str, str], Substitution] = {}
+    for log in lead:
+        for item in log.last.substitutions:
+            before = total.get((item.id, item.text))
+            total[item.id, item.text] = replace(item, count=before.count + item.count) if before else item
+    for log in logs:
+        for item in log.last.substitutions:
+            total.setdefault((item.id, item.text), item)
+    return list(total.values())
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _texts(value: Any) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, (list, tuple)) else []
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

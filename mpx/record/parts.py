@@ -1,0 +1,182 @@
+"""The parts of a run record, one small value each. Names are fixed: tools parse them.
+
+Passes and steps are counted from 1: the first `backward()` of a process is backward 1. A field that speaks
+of a pass (of an overflow, a scaler, a loss) means that number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = [
+    "Coverage",
+    "Device",
+    "Fault",
+    "Finding",
+    "LossCurve",
+    "Memory",
+    "OpWork",
+    "OptimizerSteps",
+    "Overflow",
+    "OverflowCounts",
+    "Scaler",
+    "StepTime",
+    "Steps",
+    "Substitution",
+    "Throughput",
+]
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where the tensors of the run were; `capabilities` are the device table's words."""
+
+    type: str = ""
+    name: str = ""
+    capabilities: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Calls of `Optimizer.step`: each attempted one was either applied or skipped."""
+
+    attempted: int = 0
+    applied: int = 0
+    skipped: int = 0
+
+
+@dataclass(frozen=True)
+class OptimizerSteps:
+    """The steps of one optimizer; `name` is its class, with a number when there are several."""
+
+    name: str
+    attempted: int = 0
+    applied: int = 0
+    skipped: int = 0
+
+
+@dataclass(frozen=True)
+class Scaler:
+    """The loss scale of one call site of `backward`; `history` holds `[backward, scale]`, thinned."""
+
+    site: str
+    final: float
+    min: float
+    max: float
+    init: float
+    growths: int = 0
+    backoffs: int = 0
+    overflows: int = 0
+    history: list[list[float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class OverflowCounts:
+    """Backward passes with a non-finite value, each counted once, by where it came from."""
+
+    loss_nan: int = 0
+    forward_inf: int = 0
+    backward_inf: int = 0
+
+    @property
+    def scaled(self) -> int:
+        """Those that say something about the range of activations and gradients: a NaN loss is told apart."""
+        return self.forward_inf + self.backward_inf
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """One backward pass with a non-finite value; `kind` is a field name of `OverflowCounts`."""
+
+    kind: str
+    backward: int = 0
+    step: int | None = None
+    scale: float | None = None
+    module: str | None = None
+    parameter: str | None = None
+    site: str | None = None
+    value: float | None = None
+    process: str = ""
+    rank: int | None = None
+    t: float = 0.0
+
+
+@dataclass(frozen=True)
+class LossCurve:
+    """The values of the loss of one call site of `backward`, thinned; first and last are always there."""
+
+    site: str
+    backward: list[int] = field(default_factory=list)
+    value: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Milliseconds from one optimizer step to the next."""
+
+    median: float
+    p95: float
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """How fast the steps were, without what came before the first."""
+
+    steps_per_s: float
+    step_ms: StepTime | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The most memory that was in use at once on `device`."""
+
+    peak_bytes: int
+    device: str = ""
+
+
+@dataclass(frozen=True)
+class OpWork:
+    """What one operation did in one dtype."""
+
+    op: str
+    dtype: str
+    flops: float = 0.0
+    calls: int = 0
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How much of the matmul and convolution work ran in a half type (0 to 1; None when not measured)."""
+
+    half_flops_share: float | None = None
+    by_op: list[OpWork] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Substitution:
+    """Something that mpx did otherwise than the script asked; `text` is a sentence for the report."""
+
+    id: str
+    text: str
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A part of mpx that failed while the run went on."""
+
+    where: str
+    text: str
+    process: str = ""
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A conclusion: `severity` is info, warning or error; `hint` is a command or an edit."""
+
+    id: str
+    severity: str
+    text: str
+    evidence: str = ""
+    hint: str | None = None
