@@ -1,0 +1,47 @@
+# Everything a contributor runs. `make` alone lists the targets.
+# PYTHON=python3.12 chooses the interpreter of the environment; ARGS='...' is handed to what a target runs.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-fast lint format bench check clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(VENV)/.installed ## make .venv with mpx (editable), torch and the tools; again only when what it is made from changed
+
+# pip, not another installer: it honours the machine's own pip settings, where a CPU build of torch may be configured.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0 --editable '.[dev]'
+	@touch $@
+
+demo: install ## train a small GPT on real text under mpx, about a minute on two cores, and read the report
+	$(BIN)/mpx run --opt-level O1 scripts/train_gpt.py --steps 400 $(ARGS)
+
+test: install ## run every test that this machine can run
+	$(BIN)/python -m pytest $(ARGS)
+
+test-fast: install ## run the tests that are not marked slow
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+lint: install ## check style, format and types; changes nothing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install ## rewrite the files in the house format and apply the safe fixes
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: install ## time a step of both example scripts under plain python and at each level
+	$(BIN)/python scripts/bench_overhead.py $(ARGS)
+
+check: lint test ## what a reviewer runs: lint, then every test
+
+clean: ## remove the environment and every cache
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build
