@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-import secrets
-import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ class RunDirectory:
         """
         if out is not None:
             return cls._create_named(cwd / out)
-        name = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{_slug(target_name.removesuffix('.py'))}-{_slug(level)}"
+        name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{_run_name(target_name, level)}"
         runs = cwd.absolute() / ".mpx" / "runs"
         try:
             _make_runs(runs)
@@ -64,7 +63,7 @@ class RunDirectory:
         For ranks that a launcher starts on their own, with no supervisor above them that could make it.
         """
         runs = cwd.absolute() / ".mpx" / "runs"
-        path = runs / f"{_slug(target_name.removesuffix('.py'))}-{_slug(level)}-{_slug(key)}"
+        path = runs / f"{_run_name(target_name, level)}-{_slug(key)}"
         try:
             _make_runs(runs)
             (path / "events").mkdir(parents=True, exist_ok=True)
@@ -89,6 +88,8 @@ class RunDirectory:
 
     @classmethod
     def _create_temporary(cls, name: str, reason: OSError) -> RunDirectory:
+        import tempfile
+
         try:
             path = Path(tempfile.mkdtemp(prefix=f"mpx-{name}-"))
             (path / "events").mkdir()
@@ -186,7 +187,7 @@ def _make_runs(runs: Path) -> None:
 
 def _make_unique(runs: Path, name: str) -> Path:
     while True:
-        path = runs / f"{name}-{secrets.token_hex(2)}"
+        path = runs / f"{name}-{os.urandom(2).hex()}"
         try:
             path.mkdir()
         except FileExistsError:
@@ -198,7 +199,7 @@ def _make_unique(runs: Path, name: str) -> Path:
 def _link_latest(runs: Path, path: Path) -> None:
     # Replaced in one rename, so that `latest` exists at every moment. Some file systems have no links:
     # the newest run then serves (`find_run`).
-    temporary = runs / f".latest-{secrets.token_hex(4)}"
+    temporary = runs / f".latest-{os.urandom(4).hex()}"
     with suppress(OSError):
         temporary.symlink_to(path.name)
         try:
@@ -221,6 +222,10 @@ def _unwritable(path: Path, error: OSError) -> RecordError:
         f"the run directory cannot be written: `{path}`: {error.strerror or error}",
         hint="name a directory that can be written with `--out`",
     )
+
+
+def _run_name(target_name: str, level: str) -> str:
+    return f"{_slug(target_name.removesuffix('.py'))}-{_slug(level)}"
 
 
 def _slug(text: str, *, limit: int = 40) -> str:

@@ -54,7 +54,7 @@ class ShardWriter:
 
     The file is made by the first event. One `write` call of the system carries one line, so a killed process
     leaves whole lines, and threads cannot mix theirs. The file is not held open in between: once a script has
-    closed every descriptor (to become a daemon) the next line would go into whatever file took the number over.
+    closed every descriptor (to become a daemon), the next line would go into whatever file took the number.
     After a fork the child's copy is mute: the child makes a writer of its own.
     """
 
