@@ -17,13 +17,14 @@ def find_run(run: str | Path | None, cwd: Path) -> RunDirectory:
 
     Args:
         run: A run directory, its `run.json`, a folder that holds `.mpx/runs`, a name below `.mpx/runs` or the
-            beginning or end of one, or None for the latest.
+            beginning or end of one, or None or `latest` for the latest.
         cwd: Where to look from; `.mpx/runs` is looked for upward, not beyond a repository's root.
 
     Raises:
         RecordError: There is no such run, or several.
     """
-    if run is None:
+    path = cwd / (run or "latest")
+    if run is None or (str(run) == "latest" and not path.exists()):
         runs = next((found for found in _runs_upward(cwd) if _latest(found)), None)
         latest = _latest(runs) if runs else None
         if latest is None:
@@ -32,12 +33,11 @@ def find_run(run: str | Path | None, cwd: Path) -> RunDirectory:
                 hint="start one with `mpx run --opt-level O1 train.py`, or give the run's directory",
             )
         return RunDirectory(latest)
-    path = cwd / run
     if path.exists():
         for runs in (path, path / "runs", path / ".mpx" / "runs"):
             if not is_run(path) and (latest := _latest(runs)):
                 return RunDirectory(latest)
-        return RunDirectory.open(path)
+        return RunDirectory.open(path.resolve() if path.is_symlink() else path)
     return RunDirectory(_by_name(str(run), cwd))
 
 
