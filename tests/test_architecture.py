@@ -262,13 +262,13 @@ def undocumented(scope: ast.Module | ast.ClassDef) -> Iterator[str]:
     """Yield the public classes, functions and methods without a docstring.
 
     Exempt is what is documented elsewhere: a method may be its base's, an overload or a setter has its first
-    declaration. What is inside a function is nobody's business.
+    declaration, a property's name and type may say it all. What is inside a function is nobody's business.
     """
     for node in scope.body:
         if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         marks = {ast.unparse(mark).split(".")[-1] for mark in node.decorator_list}
-        if node.name.startswith("_") or marks & {"overload", "setter"}:
+        if node.name.startswith("_") or marks & {"overload", "setter", "property", "cached_property"}:
             continue
         if not ast.get_docstring(node):
             yield f"line {node.lineno}: `{node.name}` has no docstring"
@@ -282,7 +282,7 @@ def undocumented(scope: ast.Module | ast.ClassDef) -> Iterator[str]:
     ("mpx/report/__init__.py", "from .findings import findings\n__all__ = []"),
 )
 def all_tells_the_truth(source: Source) -> Iterator[str]:
-    """Check that `__all__` names what exists, and in a package all that it re-exports from mpx."""
+    """Check that `__all__` names what exists, and all that a package imports for others: without using it."""
     if not source.in_mpx:
         return
     body = source.tree.body
@@ -294,7 +294,8 @@ def all_tells_the_truth(source: Source) -> Iterator[str]:
         own = [n for n in body if isinstance(n, ast.ImportFrom)]
         own = [n for n in own if n.level or (n.module or "").split(".")[0] == "mpx"]
         exported = {name for node in own for name in bound_by(node) if not name.startswith("_")}
-        yield from (f"`__all__` lacks `{name}`" for name in sorted(exported - listed))
+        used = {n.id for n in ast.walk(source.tree) if isinstance(n, ast.Name)}
+        yield from (f"`__all__` lacks `{name}`" for name in sorted(exported - used - listed))
 
 
 def listed_by(node: ast.stmt) -> set[str]:
