@@ -44,11 +44,11 @@ def policy_options(command: _Command) -> _Command:
     return _level_option()(override_options(command))
 
 
-def resolve_from_options(options: Mapping[str, Any], cwd: Path) -> Resolved:
+def resolve_from_options(options: Mapping[str, Any], cwd: Path, *, asked_by: str = "--opt-level") -> Resolved:
     """Return the policy that the values of `policy_options` ask for; others in the mapping are ignored."""
     from mpx.presets import resolve
 
-    return resolve(options.get("opt_level"), overrides=_overrides(options), cwd=cwd)
+    return resolve(options.get("opt_level"), overrides=_overrides(options), cwd=cwd, asked_by=asked_by)
 
 
 def _overrides(options: Mapping[str, Any]) -> list[Override]:

@@ -38,7 +38,8 @@ def show_command(preset: str | None, *, origin: bool, **options: Any) -> None:
     """Print the preset that a run would use, complete, as YAML that a run can use."""
     from mpx.presets import show
 
-    resolved = resolve_from_options({"opt_level": preset, **options}, Path.cwd())
+    options["opt_level"] = preset
+    resolved = resolve_from_options(options, Path.cwd(), asked_by="the command line")
     if resolved.project_file is not None:
         click.echo(f"mpx: with the project file {resolved.project_file}", err=True)
     for warning in resolved.warnings:

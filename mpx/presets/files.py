@@ -73,7 +73,7 @@ def locate(reference: str, *, base: Path, cwd: Path, place: Place, key: str) -> 
         return built_in(reference)
     looks_like_path = "/" in reference or reference.endswith(_SUFFIXES)
     path = base / Path(reference).expanduser()
-    if looks_like_path and path.exists():
+    if looks_like_path and _exists(path):
         return preset_file(path, cwd)
     expected = "one of " + ", ".join(f"`{name}`" for name in names)
     if looks_like_path:
@@ -133,12 +133,20 @@ def _suggest(reference: str, path: Path, names: Sequence[str], *, looks_like_pat
         return f"did you mean `{Path(reference).parent / guess}`?" if guess else None
     if re.fullmatch(r"0\d.*", reference) and f"O{reference[1:]}" in names:
         return f"did you mean `O{reference[1:]}`? A level begins with the letter O, not with a zero"
-    if path.is_file():
+    if _exists(path):
         return f"to use the file, write `./{reference}`"
     guess = next((name for name in names if name.lower() == reference.lower()), None) or nearest(
         reference, names
     )
     return f"did you mean `{guess}`?" if guess else None
+
+
+def _exists(path: Path) -> bool:
+    # A reference may be anything that was typed, also what no file system takes for a name.
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _listing(folder: Path) -> list[Path]:

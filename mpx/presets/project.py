@@ -78,13 +78,11 @@ def _folders(cwd: Path) -> list[Path]:
 
 
 def _pyproject_layer(path: Path, cwd: Path) -> tuple[Layer | None, list[str]]:
-    if not path.is_file():
+    # A pyproject.toml without a word of mpx is none of our business, not even when it is broken.
+    if not path.is_file() or b"mpx" not in path.read_bytes():
         return None, []
     display = display_path(path, cwd)
     text = read_text(path, display)
-    # Other people's pyproject.toml is none of our business, not even when it is broken.
-    if "mpx" not in text:
-        return None, []
     section, notices = _tool_section(text, display)
     if section is None:
         return None, notices

@@ -74,17 +74,20 @@ class _Merged:
     origins: list[str] = field(default_factory=list)
 
 
-def resolve(preset: str | None, *, overrides: Sequence[Override] = (), cwd: Path) -> Resolved:
+def resolve(
+    preset: str | None, *, overrides: Sequence[Override] = (), cwd: Path, asked_by: str = _CHOICE
+) -> Resolved:
     """Return the policy for a run that starts in `cwd`; raise one `PresetError` with everything that is wrong.
 
     From weak to strong: built-in preset, `extends` chain, project file, the preset file named by `preset`,
-    `overrides`. A preset named here replaces the one that the project file extends.
+    `overrides`. A preset named here replaces the one that the project file extends. `asked_by` is what messages and
+    origins call the place where `preset` was named.
     """
     project = find_project(cwd)
     if preset is None:
         stack = _project_stack(project.layer, project.path, cwd)
     else:
-        stack = _chosen_stack(preset, project.layer, cwd)
+        stack = _chosen_stack(preset, project.layer, cwd, asked_by)
     stack.layers.append(override_layer(overrides))
     policy, origin, warnings = _assemble(stack)
     names = (name for key, value in policy.flat().items() if key.startswith("ops.") for name in value)
@@ -124,8 +127,8 @@ def validate(path: Path, *, cwd: Path | None = None) -> list[Problem]:
     return []
 
 
-def _chosen_stack(preset: str, project: Layer | None, cwd: Path) -> _Stack:
-    start = locate(preset, base=cwd, cwd=cwd, place=Place.option(_CHOICE), key="")
+def _chosen_stack(preset: str, project: Layer | None, cwd: Path, asked_by: str) -> _Stack:
+    start = locate(preset, base=cwd, cwd=cwd, place=Place.option(asked_by), key="")
     chain, problems = load_chain(start, cwd)
     layers = list(chain)
     if project is not None:
@@ -133,7 +136,7 @@ def _chosen_stack(preset: str, project: Layer | None, cwd: Path) -> _Stack:
         project.settings = [item for item in project.settings if item.key not in ("name", "description")]
         # What a project sets stands above a level, and below a file that was asked for by its path.
         layers.insert(len(layers) if start.built_in else len(layers) - 1, project)
-    return _Stack(layers, problems, chain, _CHOICE, project)
+    return _Stack(layers, problems, chain, asked_by, project)
 
 
 def _project_stack(project: Layer | None, path: Path | None, cwd: Path) -> _Stack:

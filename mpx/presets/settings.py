@@ -24,7 +24,6 @@ _FOREIGN_NAMES: Mapping[str, str] = {
     "max_loss_scale": "loss_scale.max",
     "init_scale": "loss_scale.init",
     "loss_scale.init_scale": "loss_scale.init",
-    "cast_model_outputs": "cast_model_type",
     "half_dtype": "dtype",
     "precision": "dtype",
     "fp32_ops": "ops.user_float32",
@@ -43,7 +42,7 @@ class Setting:
     append: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class Layer:
     """Everything that one source sets. `broken` are fields that it meant to set and got wrong."""
 

@@ -42,10 +42,11 @@ _YAML_BOOLEANS: Mapping[str, bool] = {
 }  # fmt: skip
 _SUFFIXES: Mapping[str, int] = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
-_PLAIN = re.compile(r"[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?")
-_SUFFIXED = re.compile(r"([+-]?\d[\d_]*\.?\d*)(Ki|Mi|Gi)")
-_POWER = re.compile(r"(\d{1,6})\s*\*\*\s*\(?([+-]?\d{1,4})\)?")
-_OCTAL = re.compile(r"[+-]?0[\d_]*[0-7]")
+_DIGITS = r"\d+(?:_\d+)*"
+_PLAIN = re.compile(rf"[+-]?(?:{_DIGITS}(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{{1,4}})?", re.ASCII)
+_SUFFIXED = re.compile(rf"([+-]?{_DIGITS}(?:\.\d+)?)(Ki|Mi|Gi)", re.ASCII)
+_POWER = re.compile(r"(\d{1,6}) ?\*\* ?\(?([+-]?\d{1,4})\)?", re.ASCII)
+_LEADING_ZERO = re.compile(r"([+-]?)0[\d_]{1,30}", re.ASCII)
 
 _LARGEST_EXACT_INT = 2**53
 # The scales that FP32 holds as normal numbers.
@@ -86,11 +87,8 @@ def parse_value(spec: FieldSpec, tree: Tree) -> Any:
 def parse_number(text: str) -> float:
     """Return the number that `text` writes: `1e4`, `65536.0`, `2**16`, `64Ki`; raise `InvalidValueError` else."""
     stripped = text.strip()
-    if len(stripped.lstrip("+-")) > 1 and _OCTAL.fullmatch(stripped):
-        decimal = stripped.replace("_", "").lstrip("0") or "0"
-        octal = int(stripped.replace("_", ""), 8)
-        what = f"a leading zero is ambiguous (YAML 1.1 reads {stripped} as the octal number {octal})"
-        raise InvalidValueError(what, suggestion=f"write `{decimal}` or `{octal}`")
+    if match := _LEADING_ZERO.fullmatch(stripped):
+        raise _leading_zero(stripped, match[1])
     try:
         number = _number(stripped)
     except OverflowError:
@@ -126,6 +124,17 @@ def _number(text: str) -> float:
     if text.lower().lstrip("+-.") in ("inf", "infinity", "nan"):
         raise InvalidValueError("the number must be finite")
     raise InvalidValueError("this is not a number")
+
+
+def _leading_zero(text: str, sign: str) -> InvalidValueError:
+    digits = text.replace("_", "").lstrip("+-")
+    decimal = sign + (digits.lstrip("0") or "0")
+    if set(digits) <= set("01234567"):
+        octal = f"{sign}{int(digits, 8)}"
+        what = f"a leading zero is ambiguous (YAML 1.1 reads {text} as the octal number {octal})"
+        choice = f"write `{decimal}` or `{octal}`" if octal != decimal else f"write `{decimal}`"
+        return InvalidValueError(what, suggestion=choice)
+    return InvalidValueError("a leading zero is ambiguous", suggestion=f"write `{decimal}`")
 
 
 def _bool(spec: FieldSpec, text: str) -> bool:
@@ -231,11 +240,9 @@ def _expected(spec: FieldSpec) -> str:
     elif spec.kind == "str":
         text = "text"
     else:
-        noun = (
-            "a power of two"
-            if spec.power_of_two
-            else ("a whole number" if spec.kind == "int" else "a number")
-        )
+        noun = "a whole number" if spec.kind == "int" else "a number"
+        if spec.power_of_two:
+            noun = "a power of two"
         limits = [
             f"of at least {spec.at_least:g}" if spec.at_least is not None else "",
             f"above {spec.above:g}" if spec.above is not None else "",
