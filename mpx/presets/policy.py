@@ -19,6 +19,7 @@ __all__ = [
     "SCHEMA",
     "Collapse",
     "FieldSpec",
+    "ForwardOverflow",
     "LossScale",
     "Monitors",
     "Ops",
@@ -68,6 +69,13 @@ class Collapse:
 
     after: int = _number(at_least=1)
     action: Literal["warn", "stop"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardOverflow:
+    """When a module whose forward pass leaves the half type's range is computed in FP32; `float32_after` of 0 never does."""
+
+    float32_after: int = _number(at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +129,7 @@ class Policy:
     loss_scale: LossScale
     skip_nonfinite: Literal["auto", "always", "never"]
     collapse: Collapse
+    forward_overflow: ForwardOverflow
     ops: Ops
     fp32_modules: tuple[str, ...]
     script_amp: Literal["takeover", "keep"]
