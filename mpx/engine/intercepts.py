@@ -1,0 +1,155 @@
+"""THE table of everything of torch that a session replaces, and the one place that does it.
+
+Each row names an attribute and what stands in its place, built from the attribute's own value. Rows are installed in order and undone in
+reverse, also when installing fails half way. Nothing else in mpx assigns to a name of torch; op rules live on the dispatcher (`oprules`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mpx.engine.stepping import OURS, wrapped_classes
+
+if TYPE_CHECKING:
+    from mpx.engine.session import Session
+
+__all__ = ["TABLE", "Intercept", "Intercepts"]
+
+
+@dataclass(frozen=True)
+class Intercept:
+    """One attribute of torch.
+
+    Attributes:
+        module: Where it lives, as imported.
+        path: Dotted path to the attribute below that module.
+        build: Session and present value to the value that stands there during the session.
+        late: Wait until the module is imported by someone else: importing it would cost the script time.
+    """
+
+    module: str
+    path: str
+    build: Callable[[Session, Any], Any]
+    late: bool = False
+
+
+def _scaler(name: str) -> Intercept:
+    return Intercept(
+        "torch.amp.grad_scaler", f"GradScaler.{name}", lambda session, original: session.script_amp.scaler_methods[name](original)
+    )
+
+
+def _add_param_group(session: Session, original: Callable[..., None]) -> Callable[..., None]:
+    def add_param_group(optimizer: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
+        original(optimizer, param_group)
+        session.saw_group(optimizer)
+
+    add_param_group.__doc__ = original.__doc__
+    return add_param_group
+
+
+OPTIMIZER = "torch.optim.optimizer"
+TABLE: tuple[Intercept, ...] = (
+    Intercept("torch.nn.modules.module", "Module.__call__", lambda s, original: s.region.wrap_call(original)),
+    Intercept("torch.autograd", "backward", lambda s, original: s.backward.wrap_backward(original)),
+    Intercept("torch.autograd", "grad", lambda s, original: s.backward.wrap_grad(original)),
+    Intercept("torch._tensor", "Tensor.register_hook", lambda s, original: s.backward.wrap_register_hook(original)),
+    Intercept(
+        "torch._tensor",
+        "Tensor.register_post_accumulate_grad_hook",
+        lambda s, original: s.backward.wrap_register_post_accumulate_grad_hook(original),
+    ),
+    Intercept(OPTIMIZER, "Optimizer.profile_hook_step", lambda s, original: s.stepping.wrap_profile_hook_step(original)),
+    Intercept(OPTIMIZER, "Optimizer.add_param_group", _add_param_group),
+    Intercept(OPTIMIZER, "Optimizer.state_dict", lambda s, original: s.checkpoints.wrap_state_dict(original)),
+    Intercept(OPTIMIZER, "Optimizer.load_state_dict", lambda s, original: s.checkpoints.wrap_load_state_dict(original)),
+    Intercept("torch.amp.autocast_mode", "autocast.__init__", lambda s, original: s.script_amp.wrap_autocast_init(original)),
+    Intercept("torch.amp.autocast_mode", "autocast.__enter__", lambda s, original: s.script_amp.wrap_autocast_enter(original)),
+    Intercept("torch.amp.autocast_mode", "autocast.__exit__", lambda s, original: s.script_amp.wrap_autocast_exit(original)),
+    Intercept("torch.amp.grad_scaler", "GradScaler.__init__", lambda s, original: s.script_amp.wrap_scaler_init(original)),
+    *(_scaler(name) for name in ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict")),
+    # dynamo takes `Module.__call__` as it finds it for the unpatched one, and then skips it: it must see the original, and so trace ours
+    Intercept("torch._dynamo.utils", "unpatched_nn_module_call", lambda s, original: torch.nn.Module._wrapped_call_impl, late=True),
+    # a compiled FP32 region must not get half backward matmuls (pytorch issue 179804)
+    Intercept("torch._functorch.config", "backward_pass_autocast", lambda s, original: "off", late=True),
+)
+
+
+class Intercepts:
+    """Installs the table for one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._undo: list[Callable[[], None]] = []
+
+    def install(self) -> None:
+        """Replace every attribute of the table, and the `step` of optimizer classes that torch has wrapped before."""
+        for row in TABLE:
+            if row.late and row.module not in sys.modules:
+                self._wait_for(row)
+            else:
+                self._replace(row)
+        for kind in wrapped_classes(torch.optim.Optimizer):
+            inner = kind.__dict__["step"]
+            kind.step = self._session.stepping.wrap_step(inner)
+            self._undo.append(lambda kind=kind, inner=inner: setattr(kind, "step", inner))  # type: ignore[misc]
+
+    def remove(self) -> None:
+        """Undo everything in reverse; also the classes that were wrapped during the session."""
+        while self._undo:
+            self._undo.pop()()
+        for kind in wrapped_classes(torch.optim.Optimizer):
+            inner = getattr(kind.__dict__["step"], OURS, None)
+            if inner is not None:
+                kind.step = inner
+                kind.step.hooked = True
+
+    def _replace(self, row: Intercept) -> None:
+        owner: Any = import_module(row.module)
+        *path, name = row.path.split(".")
+        for part in path:
+            owner = getattr(owner, part)
+        present = getattr(owner, name)
+        own = vars(owner).get(name, present)  # the descriptor itself: a staticmethod must come back as one
+        setattr(owner, name, row.build(self._session, present))
+        self._undo.append(lambda: setattr(owner, name, own))
+
+    def _wait_for(self, row: Intercept) -> None:
+        finder = AfterImport(row.module, lambda: self._replace(row))
+        sys.meta_path.insert(0, finder)
+        self._undo.append(finder.remove)
+
+
+class AfterImport:
+    """A meta path finder that calls back once a module's body has run."""
+
+    def __init__(self, name: str, then: Callable[[], None]) -> None:
+        self._name, self._then = name, then
+
+    def remove(self) -> None:
+        """Stop waiting."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Find nothing but the awaited module, by asking the finders behind this one."""
+        if name != self._name:
+            return None
+        self.remove()
+        spec = next((s for finder in list(sys.meta_path) if (s := finder.find_spec(name, path, target)) is not None), None)
+        if spec is not None and spec.loader is not None:
+            execute, loader = spec.loader.exec_module, spec.loader
+
+            def exec_module(module: Any) -> None:
+                del loader.exec_module
+                execute(module)
+                self._then()
+
+            loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

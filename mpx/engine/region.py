@@ -1,0 +1,229 @@
+"""The region: where the script's work is done in half. It is the outermost call of a module that owns FP32 parameters or buffers.
+
+Modules that own none (losses, activations called on their own) and the code between calls run in FP32, on FP32 results.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import get_worker_info
+
+from mpx.engine.devices import DEVICES, HALF, device_of
+from mpx.engine.structure import map_tensors, modules_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    from mpx.engine.working import ModuleRules
+    from mpx.presets.policy import Policy
+
+    Call = Callable[..., Any]
+
+__all__ = ["Adoption", "Region"]
+
+
+class Adoption(NamedTuple):
+    """How a level treats a tree of modules for the length of an outermost call.
+
+    Attributes:
+        hold: Context in which the weights are as the level wants them.
+        withdrawn: Context in which they are FP32 again, inside `hold`.
+    """
+
+    hold: Callable[[nn.Module], AbstractContextManager[None]]
+    withdrawn: Callable[[], AbstractContextManager[None]]
+
+
+AS_THEY_ARE = Adoption(hold=lambda root: nullcontext(), withdrawn=nullcontext)
+
+
+class _Here(threading.local):
+    """What is going on in this thread."""
+
+    depth = 0  # outermost calls and those inside it
+    tree: frozenset[int] = frozenset()  # ids of the modules whose weights are held
+    refused = 0  # `autocast(enabled=False)` regions of the script around us
+
+
+class Region:
+    """Opens the region around outermost module calls, for one policy."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        rules: ModuleRules,
+        adoption: Adoption = AS_THEY_ARE,
+        *,
+        began: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None],
+        ended: Callable[[nn.Module, tuple[Any, ...], Any], None],
+        around: Callable[[nn.Module], AbstractContextManager[Any]],
+    ) -> None:
+        """Make a closed region.
+
+        Args:
+            policy: Says whether there is a region at all and which half type it has.
+            rules: Says which modules compute in FP32.
+            adoption: What happens to the weights.
+            began: Told of each outermost call before it runs: module, args, kwargs.
+            ended: Told of each outermost call that returned: module, args, output.
+            around: Context around the work of an outermost call (monitors).
+        """
+        self._half = HALF[policy.dtype]
+        # at O3 the weights are half by our doing; elsewhere a script that made its model half is left alone
+        self._ours = (torch.float32, self._half) if policy.master_weights is False else (torch.float32,)
+        self.casts = policy.cast_model_type != "float32"
+        self._rules = rules
+        self._adoption = adoption
+        self._began, self._ended, self._around = began, ended, around
+        self._here = _Here()
+        self._checked: set[str] = set()
+        self.watch: Callable[[nn.Module, tuple[Any, ...], Any], None] | None = None
+        self.passive: bool | None = None  # a DataLoader worker: decided at its first call
+
+    def wrap_call(self, original: Call) -> Call:
+        """Return the `nn.Module.__call__` of the session."""
+        here = self._here
+
+        @wraps(original)
+        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return self._traced(original, module, args, kwargs)
+            if here.depth:
+                return self._nested(original, module, args, kwargs)
+            device_type = None if self.passive else self._root_device(module)
+            if device_type is None:
+                return original(module, *args, **kwargs)
+            return self._outermost(original, module, device_type, args, kwargs)
+
+        return __call__
+
+    def _root_device(self, module: nn.Module) -> str | None:
+        """Return the device type of a module that owns FP32 state, or None. Doubles and integers are the script's own business."""
+        if self.passive is None:
+            self.passive = get_worker_info() is not None  # preparing data is no work of the model
+            if self.passive:
+                return None
+        for part in modules_of(module):
+            for owned in (part._parameters, part._buffers):
+                for tensor in owned.values():
+                    if tensor is not None and tensor.dtype in self._ours:
+                        return None if tensor.is_meta else tensor.device.type
+        return None
+
+    def _outermost(self, original: Call, module: nn.Module, device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        here = self._here
+        recomputing = torch._C._current_graph_task_id() != -1
+        scripts_own = torch.is_autocast_enabled(device_type)  # the script's region (or checkpoint's, on recomputation): results stay as it asked
+        if not recomputing:
+            self._began(module, args, kwargs)
+        with ExitStack() as stack:
+            stack.enter_context(self._inside(module))
+            if self.casts and not here.refused:
+                self._check(device_type, module)
+                stack.enter_context(self._adoption.hold(module))
+                stack.enter_context(self.autocast(device_type))
+            if not recomputing:
+                stack.enter_context(self._around(module))
+            output = original(module, *args, **kwargs)
+        if self.casts and not scripts_own:
+            output = map_tensors(output, self._to_float32)
+        if not recomputing:
+            self._ended(module, args, output)
+        return output
+
+    @contextmanager
+    def _inside(self, module: nn.Module) -> Iterator[None]:
+        here = self._here
+        outer = here.tree
+        here.depth += 1
+        here.tree = outer | {id(part) for part in modules_of(module)}
+        try:
+            yield
+        finally:
+            here.depth -= 1
+            here.tree = outer
+
+    def _nested(self, original: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        here = self._here
+        if self._rules.any_named and self._rules.computes_float32(module):
+            output = self._in_float32(original, module, args, kwargs)
+        elif id(module) not in here.tree and self.casts and not here.refused:
+            with self._inside(module), self._adoption.hold(module):  # not of the tree (a list of layers): weights held for it alone
+                output = original(module, *args, **kwargs)
+        else:
+            output = original(module, *args, **kwargs)
+        if self.watch is not None:
+            self.watch(module, args, output)
+        return output
+
+    def _in_float32(self, original: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self.disabled():
+            args, kwargs = map_tensors(args, self._to_float32), map_tensors(kwargs, self._to_float32)
+            return original(module, *args, **kwargs)
+
+    def _traced(self, original: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call as `torch.compile` sees it: a region by torch's own context manager, which it can trace; weights are cast at the ops."""
+        if not self.casts or self._here_is_open():
+            return original(module, *args, **kwargs)
+        device_type = next((p.device.type for p in module.parameters()), None)
+        if device_type is None:
+            return original(module, *args, **kwargs)
+        with torch.autocast(device_type, dtype=self._half):
+            output = original(module, *args, **kwargs)
+        return map_tensors(output, self._to_float32)
+
+    def _here_is_open(self) -> bool:
+        return any(torch.is_autocast_enabled(device_type) for device_type in DEVICES)
+
+    @contextmanager
+    def autocast(self, device_type: str) -> Iterator[None]:
+        """Autocast to the half type on one device, without the cost of `torch.autocast`'s checks."""
+        before = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+        torch.set_autocast_enabled(device_type, True)
+        torch.set_autocast_dtype(device_type, self._half)
+        torch.autocast_increment_nesting()
+        try:
+            yield
+        finally:
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
+            torch.set_autocast_enabled(device_type, before[0])
+            torch.set_autocast_dtype(device_type, before[1])
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """No autocast on any device: around the backward pass, optimizer steps and modules that compute in FP32."""
+        before = [kind for kind in DEVICES if torch.is_autocast_enabled(kind)]
+        for kind in before:
+            torch.set_autocast_enabled(kind, False)
+        try:
+            yield
+        finally:
+            for kind in before:
+                torch.set_autocast_enabled(kind, True)
+
+    @contextmanager
+    def refused(self) -> Iterator[None]:
+        """The script asked for FP32 here with `autocast(enabled=False)`: outermost calls open no region, held weights are FP32 again."""
+        self._here.refused += 1
+        try:
+            with self._adoption.withdrawn() if self._here.depth else nullcontext():
+                yield
+        finally:
+            self._here.refused -= 1
+
+    def _check(self, device_type: str, module: nn.Module) -> None:
+        """Refuse a device that cannot do the half type, at its first use: asking earlier would initialise it."""
+        if device_type not in self._checked:
+            device_of(next(t for t in (*module.parameters(), *module.buffers()) if t.device.type == device_type)).require(self._half)
+            self._checked.add(device_type)
+
+    def _to_float32(self, tensor: Tensor) -> Tensor:
+        return tensor.float() if tensor.dtype is self._half else tensor

@@ -1,0 +1,55 @@
+"""Starting a session in a process of a run."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing.util
+import os
+from pathlib import Path
+from typing import Any
+
+from mpx.engine.journal import Journal
+from mpx.engine.session import Session
+from mpx.presets import Policy
+from mpx.record import RunDirectory
+
+__all__ = ["start"]
+
+
+def start(run_dir: Path) -> Session:
+    """Install a session for the run in `run_dir` and return it. Called when torch has just been imported.
+
+    Raises:
+        MpxError: The preset cannot be carried out here; torch is as before.
+    """
+    preset, _ = RunDirectory.open(run_dir).read_preset()
+    policy = Policy.from_dict(preset)
+    journal: Journal
+
+    def emit(event: str, **fields: Any) -> None:
+        journal.emit(event, **fields)
+
+    def tick(*, urgent: bool = False) -> None:
+        journal.begin()
+        journal.tick(urgent=urgent)
+
+    session = Session(policy, emit, tick)
+    journal = Journal(run_dir, policy.flush_interval_s, session.summary)
+    session.install()
+    if multiprocessing.parent_process() is None:
+        journal.begin()
+    _end_with_process(journal)
+    os.register_at_fork(after_in_child=lambda: _continue(session, journal))
+    return session
+
+
+def _end_with_process(journal: Journal) -> None:
+    atexit.register(journal.end)
+    # children of multiprocessing leave by os._exit: they run finalizers, not atexit
+    multiprocessing.util.Finalize(None, journal.end, exitpriority=0)
+
+
+def _continue(session: Session, journal: Journal) -> None:
+    session.forked()
+    journal.continue_in_child()
+    _end_with_process(journal)

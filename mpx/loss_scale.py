@@ -1,0 +1,70 @@
+"""The loss scale as a value: what it is now, and what it becomes after one more backward pass.
+
+The state machine needs no torch and holds no reference to anything, so its laws are tested without a model.
+
+    after(finite=True)   clean += 1; at `growth_interval` clean passes the scale grows by `growth_factor`, up to `max`
+    after(finite=False)  clean = 0; the scale shrinks by `backoff_factor`, down to `min`
+
+Every number is a power of two, so that scaling and unscaling a gradient are exact. Unlike the recipe of Micikevicius et al. (2018,
+arXiv:1710.03740, section 3.2) as Apex and torch.amp built it, the scale has a floor: without one a persistent NaN drives it to zero, from where
+it never recovers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mpx.presets.policy import LossScale as LossScaleSettings
+
+__all__ = ["LossScale", "initial"]
+
+
+@dataclass(frozen=True, slots=True)
+class LossScale:
+    """One scaler's state.
+
+    Attributes:
+        scale: Factor on the seed gradient; a power of two.
+        clean: Backward passes without overflow since the scale last changed.
+        settings: The preset's numbers; `mode` "static" and "none" never change the scale.
+    """
+
+    scale: float
+    clean: int
+    settings: LossScaleSettings
+
+    def after(self, *, finite: bool) -> LossScale:
+        """Return the state after a backward pass whose gradients were all `finite`, or not."""
+        numbers = self.settings
+        if numbers.mode != "dynamic":
+            return self
+        if not finite:
+            return replace(self, scale=max(self.scale * numbers.backoff_factor, numbers.min), clean=0)
+        if self.clean + 1 < numbers.growth_interval:
+            return replace(self, clean=self.clean + 1)
+        return replace(self, scale=min(self.scale * numbers.growth_factor, numbers.max), clean=0)
+
+    @property
+    def at_floor(self) -> bool:
+        """Whether an overflow can no longer lower the scale."""
+        return self.settings.mode == "dynamic" and self.scale <= self.settings.min
+
+    def export_state(self) -> dict[str, float | int]:
+        """Return the state as plain numbers, as it goes into a checkpoint."""
+        return {"scale": self.scale, "clean": self.clean}
+
+    def restore_state(self, state: Mapping[str, float | int]) -> LossScale:
+        """Return this scaler with the state of a checkpoint, kept inside this run's bounds."""
+        if self.settings.mode != "dynamic":
+            return self
+        scale = min(max(float(state["scale"]), self.settings.min), self.settings.max)
+        return replace(self, scale=scale, clean=int(state["clean"]))
+
+
+def initial(settings: LossScaleSettings) -> LossScale:
+    """Return the state before the first backward pass."""
+    return LossScale(scale=1.0 if settings.mode == "none" else settings.init, clean=0, settings=settings)

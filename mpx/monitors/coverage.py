@@ -1,0 +1,93 @@
+"""How much of the matmul and convolution work of a forward pass was done in half: counted on one sampled call."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+
+from mpx.monitors.base import Monitor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Coverage"]
+
+SAMPLED_CALL = 3  # the first ones compile and initialise
+HALF = (torch.float16, torch.bfloat16)
+NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64"}
+
+
+def _attention_on_cpu(query: Tensor, key: Tensor, value: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
+    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
+
+
+FORMULAS: dict[Any, Callable[..., int]] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_on_cpu,
+}
+
+
+class Coverage(Monitor):
+    """`coverage` and `casts` of the record. Backward passes do about twice the work in the same types and are not counted."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._counter: _Counter | None = None
+
+    def around(self, root: nn.Module) -> AbstractContextManager[Any]:
+        if self._counter is not None or not torch.is_grad_enabled():
+            return nullcontext()
+        self._calls += 1
+        if self._calls < SAMPLED_CALL or _compiles():
+            return nullcontext()
+        self._counter = _Counter()
+        return self._counter
+
+    def snapshot(self) -> dict[str, Any]:
+        counter = self._counter
+        if counter is None:
+            return {"coverage": None}
+        total = sum(row[0] for row in counter.work.values())
+        half = sum(row[0] for (_, dtype), row in counter.work.items() if dtype in HALF)
+        rows = [
+            {"op": op, "dtype": NAMES.get(dtype, str(dtype)), "flops": flops, "calls": calls}
+            for (op, dtype), (flops, calls) in sorted(counter.work.items(), key=lambda item: -item[1][0])
+        ]
+        return {
+            "coverage": {"half_flops_share": half / total if total else None, "by_op": rows},
+            "casts": {"sampled_ops": dict(counter.ops)},
+        }
+
+
+class _Counter(TorchDispatchMode):
+    """Counts floating operations and results by type; changes nothing that is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.work: dict[tuple[str, torch.dtype], tuple[int, int]] = {}
+        self.ops: dict[str, int] = defaultdict(int)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        first = out[0] if isinstance(out, (tuple, list)) and out else out
+        if isinstance(first, Tensor) and first.dtype in NAMES:
+            self.ops[NAMES[first.dtype]] += 1
+            formula = FORMULAS.get(func._overloadpacket) or flop_registry.get(func._overloadpacket)
+            if formula is not None:
+                key = (func._overloadpacket.__name__, first.dtype)
+                flops, calls = self.work.get(key, (0, 0))
+                self.work[key] = (flops + int(formula(*args, **kwargs, out_val=out)), calls + 1)
+        return out
+
+
+def _compiles() -> bool:
+    """Whether torch.compile is at work: under a dispatch mode it would silently run eagerly, so then nothing is sampled."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return utils is not None and bool(utils.counters["stats"].get("unique_graphs"))

@@ -1,0 +1,70 @@
+"""Counts calls, backward passes and steps."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from mpx.monitors.base import Monitor, Pass
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from mpx.engine.stepping import Step
+
+__all__ = ["Progress"]
+
+
+class Progress(Monitor):
+    """`forwards`, `backwards`, `steps`, `optimizers` and `longest_skip_run` of the record."""
+
+    def __init__(self) -> None:
+        self.forwards = 0
+        self.backwards = 0
+        self.longest_skip_run = 0
+        self._skip_run = 0
+        self._rows: list[dict[str, Any]] = []
+        self._row_of: weakref.WeakKeyDictionary[Optimizer, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+    @property
+    def attempted(self) -> int:
+        """Steps of all optimizers so far."""
+        return sum(row["attempted"] for row in self._rows)
+
+    def called(self, root: nn.Module) -> None:
+        self.forwards += 1
+
+    def passed(self, one: Pass) -> None:
+        self.backwards += 1
+
+    def stepped(self, step: Step) -> None:
+        row = self._row_of.get(step.optimizer)
+        if row is None:
+            row = self._row_of[step.optimizer] = self._new_row(type(step.optimizer).__name__)
+        row["attempted"] += 1
+        row["skipped" if step.skipped else "applied"] += 1
+        self._skip_run = self._skip_run + 1 if step.skipped else 0
+        self.longest_skip_run = max(self.longest_skip_run, self._skip_run)
+
+    def _new_row(self, kind: str) -> dict[str, Any]:
+        """Return a row for one more optimizer; a script that makes one every epoch shares the last row of its class."""
+        same = [row for row in self._rows if row["name"].split(" ")[0] == kind]
+        if len(same) >= MOST_ROWS:
+            return same[-1]
+        row = {"name": f"{kind} {len(same) + 1}" if same else kind, "attempted": 0, "applied": 0, "skipped": 0}
+        self._rows.append(row)
+        return row
+
+    def snapshot(self) -> dict[str, Any]:
+        totals = {key: sum(row[key] for row in self._rows) for key in ("attempted", "applied", "skipped")}
+        return {
+            "forwards": self.forwards,
+            "backwards": self.backwards,
+            "steps": totals,
+            "optimizers": [dict(row) for row in self._rows],
+            "longest_skip_run": self.longest_skip_run,
+        }
+
+
+MOST_ROWS = 8
