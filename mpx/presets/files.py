@@ -133,7 +133,7 @@ def _suggest(reference: str, path: Path, names: Sequence[str], *, looks_like_pat
         return f"did you mean `{Path(reference).parent / guess}`?" if guess else None
     if re.fullmatch(r"0\d.*", reference) and f"O{reference[1:]}" in names:
         return f"did you mean `O{reference[1:]}`? A level begins with the letter O, not with a zero"
-    if _exists(path):
+    if reference and _exists(path):
         return f"to use the file, write `./{reference}`"
     guess = next((name for name in names if name.lower() == reference.lower()), None) or nearest(
         reference, names

@@ -73,7 +73,7 @@ class Collapse:
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardOverflow:
-    """When a module whose forward pass leaves the half type's range is computed in FP32; `float32_after` of 0 never does."""
+    """When a module whose forward pass leaves the half type's range is computed in FP32; 0 is never."""
 
     float32_after: int = _number(at_least=0)
 

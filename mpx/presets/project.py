@@ -106,7 +106,7 @@ def _tool_section(text: str, display: str) -> tuple[Any, list[str]]:
     if sys.version_info < (3, 11):
         if re.search(r"^\s*\[\s*tool\s*\.\s*mpx\b", text, re.MULTILINE) is None:
             return None, []
-        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        version = f"{sys.version_info[0]}.{sys.version_info[1]}"
         notice = (
             f"`[tool.mpx]` in `{display}` is not used: Python {version} cannot read TOML (3.11 can); "
             f"put the settings into `{_PROJECT_FILE}`"

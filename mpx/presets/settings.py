@@ -193,7 +193,8 @@ def _unknown(key: str, place: Place) -> Problem:
     if guess in siblings and group:
         guess = f"{group}.{guess}"
     guess = guess or next((known for known in field_specs() if known.rpartition(".")[2] == last), None)
-    guess = guess or nearest(key, field_specs())
+    if guess is None and group not in group_names():
+        guess = nearest(key, field_specs())
     suggestion = f"did you mean `{guess}`?" if guess else None
     expected = None if guess else "one of " + ", ".join(f"`{name}`" for name in siblings)
     return place.problem(key, UNKNOWN_KEY, expected=expected, suggestion=suggestion)

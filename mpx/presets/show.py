@@ -15,6 +15,8 @@ _PLAIN_TEXT = re.compile(r"[A-Za-z_][\w./-]*", re.ASCII)
 # What some YAML reader or other takes for something else than text.
 _NOT_TEXT = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
 _COMMENT_COLUMN = 40
+# Every key is written, so nothing is taken from it today: it answers for the keys that a later mpx adds.
+_BASE = "O0"
 
 
 def show_policy(policy: Policy, origin: Mapping[str, str] | None = None) -> str:
@@ -40,6 +42,7 @@ def show_value(value: Any) -> str:
 
 def _lines(values: Mapping[str, Any], origin: Mapping[str, str]) -> Iterator[str]:
     group = ""
+    yield f"extends: {_BASE}"
     for key, value in values.items():
         parent, _, name = key.rpartition(".")
         if parent and parent != group:
