@@ -11,7 +11,7 @@ from mpx.presets.policy import SCHEMA, field_specs, group_names
 from mpx.presets.shipped import check_op_entry
 from mpx.presets.show import show_value
 from mpx.presets.tree import Listing, Place, Scalar, Table, Tree
-from mpx.presets.values import InvalidValueError, nearest, parse_value
+from mpx.presets.values import InvalidValueError, nearest, parse_entry, parse_value
 
 __all__ = ["EXTENDS", "UNKNOWN_KEY", "Layer", "Setting", "interpret", "read_layer"]
 
@@ -111,9 +111,15 @@ def _leaf(layer: Layer, key: str, place: Place, tree: Tree, *, append: bool) -> 
     spec = field_specs()[key]
     if append and spec.kind != "list":
         layer.broken.add(key)
-        layer.problems.append(
-            place.problem(key, "only a list can be added to", suggestion="write `=` or `:`")
-        )
+        what = "only a list can be added to"
+        layer.problems.append(place.problem(key, what, suggestion="leave out the `+`"))
+        return
+    # Each entry is looked at, so that a list with three mistakes is told three.
+    entries = tree.items if spec.kind == "list" and isinstance(tree, Listing) else ()
+    wrong = [problem for item in entries if (problem := _entry_problem(key, item)) is not None]
+    if wrong:
+        layer.broken.add(key)
+        layer.problems += wrong
         return
     try:
         value = parse_value(spec, tree)
@@ -121,14 +127,16 @@ def _leaf(layer: Layer, key: str, place: Place, tree: Tree, *, append: bool) -> 
         layer.broken.add(key)
         layer.problems.append(_complaint(key, tree, error))
         return
-    if key.startswith("ops.") and isinstance(tree, Listing):
-        checked = [(item, check_op_entry(entry)) for item, entry in zip(tree.items, value, strict=True)]
-        wrong = [(item, complaint) for item, complaint in checked if complaint is not None]
-        if wrong:
-            layer.broken.add(key)
-            layer.problems += [_complaint(key, item, complaint) for item, complaint in wrong]
-            return
     layer.add(Setting(key, value, place, append))
+
+
+def _entry_problem(key: str, item: Tree) -> Problem | None:
+    try:
+        entry = parse_entry(item)
+    except InvalidValueError as error:
+        return _complaint(key, item, error)
+    complaint = check_op_entry(entry) if key.startswith("ops.") else None
+    return None if complaint is None else _complaint(key, item, complaint)
 
 
 def _loss_scale(layer: Layer, place: Place, tree: Scalar) -> None:
@@ -180,9 +188,8 @@ def _extends(layer: Layer, place: Place, tree: Tree) -> Setting | None:
 
 
 def _complaint(key: str, tree: Tree, error: InvalidValueError) -> Problem:
-    wrong = error.entry or tree
-    return wrong.place.problem(
-        key, error.what, expected=error.expected, received=str(wrong), suggestion=error.suggestion
+    return tree.place.problem(
+        key, error.what, expected=error.expected, received=str(tree), suggestion=error.suggestion
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from mpx.presets.policy import FieldSpec
 from mpx.presets.tree import Listing, Scalar, Table, Tree
 
-__all__ = ["InvalidValueError", "nearest", "parse_number", "parse_value", "power_text"]
+__all__ = ["InvalidValueError", "nearest", "parse_entry", "parse_number", "parse_value", "power_text"]
 
 # What people call the half types elsewhere. Names inside are torch's.
 _DTYPE_ALIASES: Mapping[str, str] = {
@@ -54,21 +54,13 @@ _POWER_RANGE = (2.0**-126, 2.0**127)
 
 
 class InvalidValueError(Exception):
-    """A value that its field cannot take; the caller knows the field, and the place unless `entry` is what is wrong."""
+    """A value that its field cannot take; the caller knows the field and the place."""
 
-    def __init__(
-        self,
-        what: str,
-        expected: str | None = None,
-        suggestion: str | None = None,
-        *,
-        entry: Tree | None = None,
-    ) -> None:
+    def __init__(self, what: str, expected: str | None = None, suggestion: str | None = None) -> None:
         super().__init__(what)
         self.what = what
         self.expected = expected
         self.suggestion = suggestion
-        self.entry = entry
 
 
 def parse_value(spec: FieldSpec, tree: Tree) -> Any:
@@ -206,7 +198,7 @@ def _choice(spec: FieldSpec, text: str) -> str:
     if name in spec.written:
         return name
     if spec.key == "cast_model_type" and text in {*_DTYPE_ALIASES, *_DTYPE_ALIASES.values()}:
-        what = "which half type it is, `dtype` says"
+        what = "the half type is named by `dtype`"
         raise InvalidValueError(what, _expected(spec), "write `half`, and `dtype` beside it")
     guess = nearest(text, [*spec.written, *_ALIASES.get(spec.key, {})])
     suggestion = f"did you mean `{_ALIASES.get(spec.key, {}).get(guess, guess)}`?" if guess else None
@@ -215,16 +207,18 @@ def _choice(spec: FieldSpec, text: str) -> str:
 
 def _list(tree: Tree) -> tuple[str, ...]:
     if isinstance(tree, Listing):
-        entries = []
-        for item in tree.items:
-            if not isinstance(item, Scalar) or item.null or not item.text.strip():
-                raise InvalidValueError("an entry of the list is not a name", "a list of names", entry=item)
-            entries.append(item.text)
-        return tuple(entries)
+        return tuple(parse_entry(item) for item in tree.items)
     suggestion = None
     if isinstance(tree, Scalar):
         suggestion = "write `[]`" if tree.null else f"write `[{tree.text}]`"
     raise InvalidValueError("a list is needed", "a list of names", suggestion)
+
+
+def parse_entry(tree: Tree) -> str:
+    """Return the name that is one entry of a list, or raise `InvalidValueError`."""
+    if isinstance(tree, Scalar) and not tree.null and tree.text.strip():
+        return tree.text
+    raise InvalidValueError("an entry of the list is not a name", "a list of names")
 
 
 def _none_hint(spec: FieldSpec) -> str | None:

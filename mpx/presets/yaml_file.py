@@ -16,8 +16,6 @@ from mpx.presets.tree import Listing, Place, Scalar, Table, Tree
 
 __all__ = ["parse_text", "quote", "read_text", "read_yaml"]
 
-# libyaml is some ten times faster and gives the same nodes; PyYAML wheels have it, source builds may not.
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NULL = "tag:yaml.org,2002:null"
 
 
@@ -59,7 +57,8 @@ def parse_text(text: str, display: str) -> tuple[Tree, list[Problem]]:
     """Return what a YAML text says, and what is wrong with its keys; a text that is not YAML is refused."""
     reader = _Reader(text, display)
     try:
-        node = yaml.compose(text, Loader=_LOADER)
+        # Not libyaml: it is not in every build of PyYAML, words its complaints otherwise, and these files are short.
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
         tree = Scalar("", reader.start, null=True) if node is None else reader.tree(node, "")
     except yaml.MarkedYAMLError as error:
         places = [reader.place(mark) for mark in (error.problem_mark, error.context_mark) if mark]
