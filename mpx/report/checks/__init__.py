@@ -1,0 +1,17 @@
+"""What a record means, in sentences that say whether it is normal. A module here enters its checks on import."""
+
+from mpx.report.checks import ending, instrumentation, scale, values, weights
+from mpx.report.checks.registry import CHECKS, SEVERITIES, check, findings, with_findings
+
+__all__ = [
+    "CHECKS",
+    "SEVERITIES",
+    "check",
+    "ending",
+    "findings",
+    "instrumentation",
+    "scale",
+    "values",
+    "weights",
+    "with_findings",
+]

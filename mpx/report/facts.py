@@ -1,0 +1,140 @@
+"""What a record says once it is read with its preset: the facts that rows and findings share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from mpx.record.model import Process, RunRecord
+from mpx.record.parts import LossCurve, Overflow, Scaler
+
+__all__ = [
+    "Settling",
+    "half_type",
+    "last_loss",
+    "level",
+    "loss_curve",
+    "loss_scale",
+    "overflow_unit",
+    "own_overflows",
+    "program",
+    "settling",
+    "skips_nonfinite",
+    "working",
+    "worst_scaler",
+]
+
+# From 2^16 down to below 1 takes 17 halvings. An overflow that comes within this many passes of the one before still
+# belongs to the search; a later one is news.
+SETTLING_GAP = 20
+
+
+@dataclass(frozen=True)
+class Settling:
+    """The search of a dynamic scale for its range: `overflows` within the first `passes`, down to `scale`."""
+
+    overflows: int = 0
+    passes: int = 0
+    scale: float | None = None
+
+
+def level(record: RunRecord) -> str:
+    """Return the preset's name."""
+    return str(record.preset.get("name", "?"))
+
+
+def half_type(record: RunRecord) -> str | None:
+    """Return the half type that the preset computes in; None when it computes in FP32."""
+    preset = record.preset
+    in_half = preset.get("cast_model_type") == "half" or preset.get("patch_torch_functions") is True
+    return str(preset.get("dtype")) if in_half and preset.get("dtype") else None
+
+
+def loss_scale(record: RunRecord) -> dict[str, Any]:
+    """Return the preset's loss-scale settings."""
+    settings = record.preset.get("loss_scale")
+    return settings if isinstance(settings, dict) else {}
+
+
+def skips_nonfinite(record: RunRecord) -> bool:
+    """Tell whether the preset skips a step whose gradients are not finite."""
+    choice = record.preset.get("skip_nonfinite", "auto")
+    return choice == "always" or (
+        choice == "auto" and loss_scale(record).get("mode") in ("dynamic", "static")
+    )
+
+
+def program(record: RunRecord) -> str:
+    """Return what ran, as short as the user would call it."""
+    return record.script or (record.command[-1] if record.command else "?")
+
+
+def working(record: RunRecord) -> list[Process]:
+    """Return the processes that did what a level can change."""
+    return [item for item in record.processes if item.trained or item.forwards]
+
+
+def own_overflows(record: RunRecord) -> list[Overflow]:
+    """Return the overflows of the processes whose counts are the run's: of ranks, the lowest."""
+    ranks = {item.process: item.rank for item in record.processes if item.trained}
+    lowest = min((rank for rank in ranks.values() if rank is not None), default=None)
+    return [item for item in record.overflows if ranks.get(item.process) in (None, lowest)]
+
+
+def overflow_unit(record: RunRecord) -> str:
+    """Return what a backward pass may be called: `step` when every step had exactly one."""
+    return "step" if record.backwards == record.steps.attempted else "backward pass"
+
+
+def worst_scaler(record: RunRecord) -> Scaler | None:
+    """Return the scaler to show: the one with the most overflows, and of equals the one that went lowest."""
+    return max(record.scalers, key=lambda item: (item.overflows, -item.min), default=None)
+
+
+def loss_curve(record: RunRecord) -> LossCurve | None:
+    """Return the loss to show: the one with the most points."""
+    known = [curve for curve in record.losses if curve.value]
+    return max(known, key=lambda curve: len(curve.value), default=None)
+
+
+def last_loss(record: RunRecord) -> float | None:
+    """Return the last value of the loss that is shown."""
+    curve = loss_curve(record)
+    return curve.value[-1] if curve else None
+
+
+def settling(record: RunRecord) -> Settling:
+    """Return how the dynamic scale found its range at the start.
+
+    To it belong the first overflows of the gradients of each call site, as long as each comes soon after the one
+    before, at a lower scale: a scale that has grown in between had found its range. What overflowed in the forward
+    pass says nothing about the scale.
+    """
+    if loss_scale(record).get("mode") != "dynamic":
+        return Settling()
+    sites: dict[tuple[str, str | None], list[Overflow]] = {}
+    for item in own_overflows(record):
+        if item.kind == "backward_inf" and item.scale is not None:
+            sites.setdefault((item.process, item.site), []).append(item)
+    chains = [_chain(sorted(items, key=lambda item: item.backward)) for items in sites.values()]
+    found = [item for chain in chains for item in chain]
+    if not found:
+        return Settling()
+    backoff = loss_scale(record).get("backoff_factor", 0.5)
+    return Settling(
+        overflows=len(found),
+        passes=max(item.backward for item in found),
+        scale=min(item.scale for item in found if item.scale is not None) * backoff,
+    )
+
+
+def _chain(overflows: Iterable[Overflow]) -> list[Overflow]:
+    chain: list[Overflow] = []
+    before, scale = 0, float("inf")
+    for item in overflows:
+        if item.scale is None or item.scale >= scale or item.backward - before > SETTLING_GAP:
+            break
+        chain.append(item)
+        before, scale = item.backward, item.scale
+    return chain

@@ -1,0 +1,243 @@
+"""The rows of a report: what each line says, in the order in which they stand."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from mpx.record.model import RunRecord
+from mpx.report import wording
+from mpx.report.facts import (
+    half_type,
+    level,
+    loss_curve,
+    loss_scale,
+    overflow_unit,
+    own_overflows,
+    working,
+    worst_scaler,
+)
+from mpx.report.sparkline import means, sparkline, steps
+from mpx.report.wording import amount, code, count, printable, share, times
+
+__all__ = ["ROWS", "Row", "Style"]
+
+SUBSTITUTIONS_SHOWN = 3
+NOTICES_SHOWN = 2
+CHANGES_NAMED = 3
+OPTIMIZERS_SHOWN = 3
+BARS = 20
+
+_SHIPPED = re.compile(r"configs/O\d(-\w+)?\.yaml")
+_NOT_A_CHOICE = frozenset({"schema", "name", "description"})
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line with its label; `importance` says which rows stay when there is not room for all (the highest)."""
+
+    label: str
+    parts: tuple[str, ...]
+    importance: int
+
+
+@dataclass(frozen=True)
+class Style:
+    """What the stream can show."""
+
+    unicode: bool
+
+    @property
+    def arrow(self) -> str:
+        """What stands between a first and a last value."""
+        return "→" if self.unicode else "->"
+
+    def bars(self, values: list[float | None]) -> str:
+        """Return the history of a value, or nothing where bars cannot be shown."""
+        return sparkline(values) if self.unicode and len(values) > 1 else ""
+
+
+RowMaker = Callable[[RunRecord, Style], Iterator[Row]]
+
+
+def preset(record: RunRecord, _: Style) -> Iterator[Row]:
+    """Where the level came from, and what was changed in it."""
+    chosen = record.origin.get("name")
+    if not chosen:
+        return
+    how = (
+        "the default, as no --opt-level was given"
+        if chosen == "default"
+        else f"chosen by {printable(chosen)}"
+    )
+    parts = [f"{printable(level(record))}, {how}"]
+    changes: dict[str, list[str]] = {}
+    for key, origin in record.origin.items():
+        if key in _NOT_A_CHOICE:
+            continue
+        for source in origin.split(" + "):
+            if not source.startswith("derived") and not _SHIPPED.match(source):
+                changes.setdefault(re.sub(r":\d+$", "", source), []).append(key)
+    for source, keys in changes.items():
+        named = ", ".join(keys) if len(keys) <= CHANGES_NAMED else f"{len(keys)} values"
+        parts.append(f"{printable(named)} from {printable(source)}")
+    yield Row("preset", tuple(parts), 50)
+
+
+def processes(record: RunRecord, _: Style) -> Iterator[Row]:
+    """Whose numbers these are, when several processes worked."""
+    active = working(record)
+    if len(active) < 2:
+        return
+    ranks = sorted({item.rank for item in active if item.rank is not None})
+    if ranks:
+        text = f"{count(len(ranks), 'rank')} worked; counts, losses and scales are those of rank {ranks[0]}"
+    else:
+        text = f"{count(len(active), 'process')} worked; counts are their sum"
+    yield Row("processes", (text,), 45)
+
+
+def optimizer_steps(record: RunRecord, _: Style) -> Iterator[Row]:
+    """Steps applied and skipped."""
+    counts = record.steps
+    if not counts.attempted:
+        return
+    parts = [f"{amount(counts.applied)} of {count(counts.attempted, 'optimizer step')} applied"]
+    parts.append(f"{amount(counts.skipped)} skipped" if counts.skipped else "none skipped")
+    if 1 < len(record.optimizers) <= OPTIMIZERS_SHOWN:
+        parts += [
+            f"{printable(o.name)}: {amount(o.applied)} of {amount(o.attempted)}" for o in record.optimizers
+        ]
+    yield Row("steps", tuple(parts), 80)
+
+
+def scale(record: RunRecord, style: Style) -> Iterator[Row]:
+    """The loss scale and its history."""
+    if not record.backwards:
+        return
+    mode = loss_scale(record).get("mode")
+    half = half_type(record)
+    if mode == "none":
+        why = "float32 needs none" if half is None else "the preset turns it off"
+        if half == "bfloat16":
+            why = "bfloat16 has the range of float32 and needs none"
+        yield Row("loss scale", (f"off: {why}",), 40)
+        return
+    worst = worst_scaler(record)
+    if worst is None:
+        return
+    if mode == "static":
+        yield Row("loss scale", (f"{wording.scale(worst.final)}, fixed by the preset",), 70)
+        return
+    # In powers of two: on a straight axis every scale below the highest few would look like 0.
+    history = [[at, math.log2(value)] for at, value in worst.history if value > 0 and math.isfinite(value)]
+    bars = style.bars(steps(history, float(record.backwards), BARS)) if len(history) > 1 else ""
+    head = f"{wording.scale(worst.init)} {style.arrow} {wording.scale(worst.final)}"
+    if not worst.growths and not worst.backoffs:
+        head = f"{wording.scale(worst.final)}, unchanged"
+    parts = [f"{head}  {bars}" if bars else head]
+    if worst.min < min(worst.init, worst.final):
+        parts.append(f"lowest {wording.scale(worst.min)}")
+    changes = {"raised": worst.growths, "lowered": worst.backoffs}
+    parts += [", ".join(f"{verb} {times(number)}" for verb, number in changes.items() if number)]
+    parts = [part for part in parts if part]
+    if len(record.scalers) > 1:
+        parts.append(f"one of {len(record.scalers)} scales, of {code(worst.site)}")
+    yield Row("loss scale", tuple(parts), 75)
+
+
+def overflows(record: RunRecord, _: Style) -> Iterator[Row]:
+    """How often gradients or activations were not finite, and where first."""
+    if not record.backwards:
+        return
+    number = record.overflow_counts.scaled
+    unit = overflow_unit(record)
+    parts = [share(number, record.backwards, unit) if number else f"none in {count(record.backwards, unit)}"]
+    first = next((item for item in own_overflows(record) if item.kind != "loss_nan"), None)
+    if first:
+        place = ""
+        if first.kind == "backward_inf" and first.parameter:
+            place = f", in the gradient of {code(first.parameter)}"
+        elif first.module:
+            place = f", in the output of {code(first.module)}"
+        parts.append(f"first in {unit.removeprefix('backward ')} {first.backward:,}{place}")
+    yield Row("overflows", tuple(parts), 72 if number else 60)
+
+
+def losses(record: RunRecord, style: Style) -> Iterator[Row]:
+    """The loss, first and last."""
+    curve = loss_curve(record)
+    if curve is None:
+        return
+    bars = style.bars(means([float(x) for x in curve.backward], curve.value, BARS))
+    first, last = wording.loss(curve.value[0]), wording.loss(curve.value[-1])
+    text = f"{first} {style.arrow} {last}" if len(curve.value) > 1 else last
+    parts = [f"{text}  {bars}" if bars else text]
+    if len(record.losses) > 1:
+        parts.append(f"one of {len(record.losses)} losses, of {code(curve.site)}")
+    if record.nonfinite_losses:
+        parts.append(f"NaN or infinite {times(record.nonfinite_losses)}")
+    yield Row("loss", tuple(parts), 78)
+
+
+def coverage(record: RunRecord, _: Style) -> Iterator[Row]:
+    """How much of the work was done in the half type."""
+    value = record.coverage.half_flops_share if record.coverage else None
+    half = half_type(record)
+    if value is not None and half is not None:
+        yield Row(
+            "half work", (f"{wording.percent(value)} of the matmul and convolution work ran in {half}",), 55
+        )
+
+
+def speed(record: RunRecord, _: Style) -> Iterator[Row]:
+    """How fast the steps were."""
+    if record.throughput is None:
+        return
+    per_second = record.throughput.steps_per_s
+    parts = [f"{per_second:.3g} steps/s" if per_second < 1000 else f"{per_second:,.0f} steps/s"]
+    if record.throughput.step_ms:
+        took = record.throughput.step_ms
+        parts.append(f"{wording.milliseconds(took.median)} a step (median)")
+        parts.append(f"95 % took at most {wording.milliseconds(took.p95)}")
+    yield Row("speed", tuple(parts), 35)
+
+
+def memory(record: RunRecord, _: Style) -> Iterator[Row]:
+    """The peak."""
+    if record.memory:
+        device = f" ({printable(record.memory.device)})" if record.memory.device else ""
+        yield Row("peak memory", (f"{wording.bytes_(record.memory.peak_bytes)}{device}",), 34)
+
+
+def substitutions(record: RunRecord, _: Style) -> Iterator[Row]:
+    """What mpx did otherwise than the script asked."""
+    shown = sorted(record.substitutions, key=lambda item: -item.count)[:SUBSTITUTIONS_SHOWN]
+    for item in shown:
+        yield Row("replaced", (f"{printable(item.text)} ({times(item.count)})",), 30)
+    rest = len(record.substitutions) - len(shown)
+    if rest > 0:
+        yield Row("replaced", (f"and {count(rest, 'other thing')}, listed by `mpx report -v`",), 30)
+
+
+def notices(record: RunRecord, _: Style) -> Iterator[Row]:
+    """What the launcher had to say before the start."""
+    for text in record.notices[:NOTICES_SHOWN]:
+        yield Row("notice", (printable(text),), 25)
+
+
+ROWS: tuple[RowMaker, ...] = (
+    preset,
+    processes,
+    optimizer_steps,
+    scale,
+    overflows,
+    losses,
+    coverage,
+    speed,
+    memory,
+    substitutions,
+    notices,
+)

@@ -1,0 +1,82 @@
+"""`mpx report`: any run, any time, without torch."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from mpx.cli.report import report
+from mpx.errors import RecordError
+from mpx.record import RunDirectory
+from mpx.record.shards import read_shard
+
+EVENTS = Path(__file__).parent.parent / "golden" / "events"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch) -> RunDirectory:
+    """A run that was killed: its processes left events, and nobody wrote `run.json`."""
+    (tmp_path / ".git").mkdir()
+    monkeypatch.chdir(tmp_path)
+    directory = RunDirectory.create(None, cwd=tmp_path, target_name="train.py", level="O1")
+    for event in read_shard(EVENTS / "killed.jsonl"):
+        directory.shard(event.get("process", "supervisor")).write(event)
+    assert not (directory.path / "run.json").exists()
+    return directory
+
+
+def call(*args):
+    return CliRunner().invoke(report, args, catch_exceptions=False)
+
+
+def test_the_latest_run_is_reported_though_nobody_finished_its_record(run):
+    result = call()
+    assert result.exit_code == 0
+    assert "killed by SIGKILL" in result.stdout
+    assert result.stdout.isascii()
+    assert len(result.stdout.splitlines()) <= 18
+    assert result.stdout.splitlines()[-1].split() == ["record", os.path.relpath(run.path)]
+
+
+def test_a_run_is_reported_by_a_part_of_its_name_and_by_its_record(run):
+    run.write_record(run.record())
+    assert call(run.path.name[-4:]).stdout == call(str(run.path / "run.json")).stdout == call().stdout
+
+
+def test_json_is_the_record(run):
+    data = json.loads(call("--format", "json").stdout)
+    assert data["status"] == "killed"
+    assert [finding["id"] for finding in data["findings"]] == ["killed", "scale-settled"]
+
+
+def test_quiet_is_one_line_and_verbose_has_tables(run):
+    assert call("-q").stdout.count("\n") == 1
+    assert "processes that imported torch:" in call("-v").stdout
+
+
+def test_quiet_and_verbose_exclude_each_other(run):
+    result = call("-q", "-v")
+    assert result.exit_code == 2
+    assert "contradict" in result.stderr
+
+
+def test_a_run_that_is_not_there_is_an_error(run):
+    with pytest.raises(RecordError, match="no run `elsewhere`"):
+        call("elsewhere")
+
+
+def test_an_unknown_format_names_those_that_exist(run):
+    result = call("--format", "xml")
+    assert result.exit_code == 2
+    assert "'terminal', 'json'" in result.stderr
+
+
+def test_neither_torch_nor_rich_is_imported(run):
+    code = "import sys; from mpx.cli.report import report; report(standalone_mode=False); print(*sys.modules)"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "killed by SIGKILL" in child.stdout
+    assert not {"torch", "rich", "numpy", "yaml"} & set(child.stdout.splitlines()[-1].split())

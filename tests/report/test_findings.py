@@ -1,0 +1,358 @@
+"""Each finding appears when it is true, and only then."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from mpx.record import RunRecord
+from mpx.record.model import Process
+from mpx.record.parts import (
+    Coverage,
+    Fault,
+    LossCurve,
+    OptimizerSteps,
+    Overflow,
+    OverflowCounts,
+    Scaler,
+    Steps,
+)
+from mpx.report import findings
+from mpx.report.checks import SEVERITIES
+
+O1 = {
+    "name": "O1",
+    "dtype": "float16",
+    "cast_model_type": "none",
+    "patch_torch_functions": True,
+    "loss_scale": {
+        "mode": "dynamic", "init": 65536.0, "backoff_factor": 0.5, "growth_interval": 2000, "min": 2.0**-14,
+    },
+    "skip_nonfinite": "auto",
+    "collapse": {"after": 30, "action": "warn"},
+    "script_amp": "takeover",
+    "optimizer": {"min_eps": 0.0},
+}  # fmt: skip
+O0 = {
+    **O1,
+    "name": "O0",
+    "cast_model_type": "float32",
+    "patch_torch_functions": False,
+    "loss_scale": {"mode": "none"},
+}
+BF16 = {**O1, "dtype": "bfloat16", "loss_scale": {"mode": "none"}}
+O3 = {**O1, "name": "O3", "cast_model_type": "half", "loss_scale": {"mode": "none"}, "master_weights": False}
+
+
+def overflow(backward, scale=65536.0, kind="backward_inf", site="t.py:1", **fields):
+    return Overflow(kind=kind, backward=backward, scale=scale, site=site, process="p", **fields)
+
+
+def scaler(final=65536.0, **fields):
+    fields = {"min": final, "max": 65536.0, "init": 65536.0, **fields}
+    return Scaler(site="t.py:1", final=final, **fields)
+
+
+def trained(steps=1000, skipped=0, preset=O1, **fields):
+    counts = Steps(steps, steps - skipped, skipped)
+    process = Process(
+        "p", ended=True, trained=True, forwards=steps, backwards=steps, steps=counts, last_t=10.0
+    )
+    base = RunRecord(
+        preset=preset, status="completed", exit_code=0, ended_t=10.0, processes=[process],
+        forwards=steps, backwards=steps, steps=counts, scalers=[scaler()],
+    )  # fmt: skip
+    return replace(base, **fields)
+
+
+def settling(*scales, at=None, **fields):
+    """A run whose first overflows came at these scales, in consecutive passes or at the passes `at`."""
+    events = [overflow(pass_, scale) for pass_, scale in zip(at or range(1, 99), scales, strict=False)]
+    counts = OverflowCounts(backward_inf=len(events))
+    lowest = min(scales) / 2
+    own = {"overflows": events, "overflow_counts": counts, "scalers": [scaler(lowest, backoffs=len(events))]}
+    return trained(**{"skipped": len(events), **own, **fields})
+
+
+def ids(record):
+    return [finding.id for finding in findings(record)]
+
+
+def the(record, name):
+    [found] = [finding for finding in findings(record) if finding.id == name]
+    return found
+
+
+def test_a_quiet_run_has_nothing_to_tell():
+    assert findings(trained()) == []
+    assert findings(trained(preset=O0, scalers=[])) == []
+    assert findings(trained(preset=BF16, scalers=[])) == []
+
+
+def test_the_search_for_the_range_is_told_as_normal():
+    found = the(settling(65536.0, 32768.0, 16384.0, at=[1, 2, 4]), "scale-settled")
+    assert found.severity == "info"
+    assert found.text == "3 overflows in the first 4 steps: the scale was finding its range. This is normal"
+    assert found.hint == "`--set loss_scale.init=8192` starts where the search ended"
+
+
+def test_a_search_below_1_gives_a_hint_that_the_command_line_accepts_exactly():
+    scales = [2.0**-e for e in range(-16, 3)]
+    assert "loss_scale.init=2**-3`" in the(settling(*scales), "scale-settled").hint
+
+
+def test_with_accumulation_passes_are_not_called_steps():
+    record = replace(settling(65536.0), backwards=4000)
+    assert "1 overflow in the first backward pass:" in the(record, "scale-settled").text
+
+
+@pytest.mark.parametrize(
+    ("scales", "passes", "searched"),
+    [
+        ([65536.0, 65536.0], [1, 2], 1),  # the scale had grown back in between
+        ([65536.0, 32768.0], [1, 30], 1),  # 30 passes later is news
+        ([65536.0, 32768.0], [1, 21], 2),
+        ([65536.0], [500], 0),
+    ],
+)
+def test_only_what_comes_soon_and_at_a_lower_scale_belongs_to_the_search(scales, passes, searched):
+    record = settling(*scales, at=passes)
+    told = [finding for finding in findings(record) if finding.id == "scale-settled"]
+    assert [finding.text.split()[0] for finding in told] == ([str(searched)] if searched else [])
+    assert ("rare-overflows" in ids(record)) == (searched < len(scales))
+
+
+def test_an_overflow_after_each_growth_is_the_scale_probing():
+    events = [overflow(3000), overflow(5000)]
+    record = trained(
+        9000, 2, overflows=events, overflow_counts=OverflowCounts(backward_inf=2),
+        scalers=[scaler(growths=4, backoffs=2, overflows=2)],
+    )  # fmt: skip
+    found = the(record, "scale-probing")
+    assert "2 later overflows for 4 growths" in found.text
+    assert "2,000 clean passes" in found.text
+    assert "normal" in found.text
+
+
+@pytest.mark.parametrize(
+    ("number", "passes", "finding"),
+    [(2, 20, "rare-overflows"), (10, 1000, "rare-overflows"), (11, 1000, "frequent-overflows")],
+)
+def test_one_lost_step_in_a_hundred_is_the_limit_of_normal(number, passes, finding):
+    events = [overflow(100 + i) for i in range(number)]
+    record = trained(passes, number, overflows=events, overflow_counts=OverflowCounts(backward_inf=number))
+    assert finding in ids(record)
+
+
+def test_a_static_scale_that_overflows_gets_a_way_out():
+    preset = {**O1, "loss_scale": {"mode": "static", "init": 65536.0}}
+    record = trained(100, 50, preset=preset, overflow_counts=OverflowCounts(backward_inf=50))
+    assert "`--loss-scale dynamic`" in the(record, "frequent-overflows").hint
+
+
+def collapsed(kind="backward_inf", **fields):
+    events = [overflow(i + 1, 2.0 ** (16 - i), kind=kind, **fields) for i in range(31)]
+    counts = OverflowCounts(**{kind: 400})
+    return trained(
+        400, 400, overflows=events, overflow_counts=counts, longest_skip_run=400,
+        scalers=[scaler(2.0**-14, backoffs=30, overflows=400)],
+    )  # fmt: skip
+
+
+def test_a_scale_at_its_floor_is_a_collapse_with_the_place_and_the_way_out():
+    found = the(collapsed(parameter="net.norm.weight"), "scale-collapse")
+    assert found.severity == "error"
+    assert "2^-14, its floor" in found.text
+    assert "`net.norm.weight` (step 1)" in found.text
+    assert "--dtype bfloat16" in found.hint
+    assert "--fp32-module net.norm" in found.hint
+    assert ids(collapsed()) == ["scale-collapse"]
+
+
+def test_a_collapse_that_the_forward_pass_causes_says_so():
+    record = collapsed("forward_inf", module="net.attn")
+    assert "in the forward pass" in the(record, "scale-collapse").text
+    assert "--fp32-module net.attn" in the(record, "forward-infinity").hint
+
+
+def test_a_long_run_of_skips_from_which_the_scale_recovered_is_no_collapse():
+    record = trained(1000, 40, longest_skip_run=30, overflow_counts=OverflowCounts(backward_inf=40))
+    assert the(record, "long-skip-run").severity == "warning"
+    assert "scale-collapse" not in ids(record)
+    assert ids(replace(record, longest_skip_run=29)) == ["frequent-overflows"]
+
+
+def test_steps_that_a_nan_loss_skips_are_no_collapse():
+    events = [overflow(300, kind="loss_nan", module="net.mlp")]
+    curve = LossCurve("t.py:1", [1, 400], [4.0, math.nan])
+    record = trained(
+        400, 101, overflows=events, nonfinite_losses=101, losses=[curve], longest_skip_run=101,
+        overflow_counts=OverflowCounts(loss_nan=101),
+    )  # fmt: skip
+    assert ids(record) == ["nan-loss"]
+    found = findings(record)[0]
+    assert found.severity == "error"
+    assert "101 of 400 steps" in found.text
+    assert "first in step 300" in found.text
+    assert "`net.mlp`" in found.text
+    assert "left alone" in found.text
+
+
+def test_a_nan_loss_that_passed_is_a_warning():
+    curve = LossCurve("t.py:1", [1, 400], [4.0, 1.0])
+    record = trained(nonfinite_losses=1, losses=[curve], overflow_counts=OverflowCounts(loss_nan=1))
+    assert the(record, "nan-loss").severity == "warning"
+
+
+def test_a_nan_loss_without_any_half_precision_is_not_ours():
+    found = the(trained(preset=O0, scalers=[], nonfinite_losses=1), "nan-loss")
+    assert "Nothing ran in half precision" in found.text
+    assert "loss scale" not in found.text
+
+
+def test_an_infinity_in_the_forward_pass_names_the_module_and_the_limit():
+    events = [
+        overflow(12, kind="forward_inf", module="net.attn"),
+        overflow(40, kind="forward_inf", module="net.ffn"),
+    ]
+    record = trained(100, 2, overflows=events, overflow_counts=OverflowCounts(forward_inf=2))
+    found = the(record, "forward-infinity")
+    assert "`net.attn` (first in step 12), `net.ffn` (first in step 40)" in found.text
+    assert "65504" in found.text
+    assert found.hint == "`--fp32-module net.attn`, or `--dtype bfloat16`"
+    assert "65504" not in the(replace(record, preset=BF16), "forward-infinity").text
+    assert "scale-settled" not in ids(record)
+
+
+@pytest.mark.parametrize("last", [1.0, math.nan])
+def test_gradients_that_nothing_skipped_are_told(last):
+    curve = LossCurve("t.py:1", [1, 2], [4.0, last])
+    record = trained(preset=BF16, losses=[curve], overflow_counts=OverflowCounts(backward_inf=3), scalers=[])
+    found = the(record, "nonfinite-gradients")
+    assert found.severity == ("error" if math.isnan(last) else "warning")
+    assert "skip_nonfinite=always" in found.hint
+    skipping = replace(record, preset={**BF16, "skip_nonfinite": "always"})
+    assert "nonfinite-gradients" not in ids(skipping)
+
+
+def test_a_run_too_short_for_the_search_says_that_nothing_was_learned():
+    record = settling(65536.0, 32768.0, 16384.0, 8192.0, steps=4, skipped=4)
+    found = the(record, "nothing-applied")
+    assert "all 4 steps were skipped" in found.text
+    assert "loss_scale.init=4096" in found.hint
+    assert ids(record) == ["nothing-applied"]
+
+
+def test_a_script_without_torch_had_nothing_to_do():
+    record = RunRecord(preset=O1, status="completed", exit_code=0)
+    assert "python -I" in the(record, "nothing-instrumented").hint
+    failed = the(replace(record, status="failed", exit_code=1), "nothing-instrumented")
+    assert "see its message above" in failed.text
+    assert failed.hint is None
+
+
+def test_a_script_that_only_imports_torch_had_nothing_to_do():
+    assert ids(RunRecord(preset=O1, status="completed", processes=[Process("p", ended=True)])) == [
+        "nothing-ran"
+    ]
+
+
+def test_inference_is_told_as_normal():
+    process = Process("p", ended=True, forwards=7)
+    record = RunRecord(preset=O1, status="completed", processes=[process], forwards=7)
+    found = the(record, "inference-only")
+    assert "7 forward calls" in found.text
+    assert "Normal" in found.text
+
+
+def test_gradients_without_an_optimizer_are_told():
+    assert ids(replace(trained(), steps=Steps())) == ["no-step"]
+
+
+def test_a_script_without_modules_is_told():
+    assert "no-module" in ids(trained(forwards=0))
+    assert "no-module" not in ids(trained(forwards=0, preset=O0, scalers=[]))
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.49, True), (0.5, False), (None, False)])
+def test_little_work_in_half_is_told(share, told):
+    assert ("little-in-half" in ids(trained(coverage=Coverage(share)))) == told
+
+
+def test_amp_of_the_scripts_own_is_told_either_way():
+    record = trained(saw_script_amp=True)
+    assert ids(record) == ["script-amp-taken-over"]
+    assert ids(replace(record, preset={**O1, "script_amp": "keep"})) == ["script-amp-kept"]
+
+
+def test_o3_tells_what_it_costs():
+    record = trained(preset=O3, optimizers=[OptimizerSteps("AdamW")], scalers=[])
+    assert ids(record) == ["adam-eps", "half-weights"]
+    assert the(record, "adam-eps").severity == "warning"
+    guarded = replace(record, preset={**O3, "optimizer": {"min_eps": 1e-4}})
+    assert the(guarded, "adam-eps").severity == "info"
+    assert "0.0001" in the(guarded, "adam-eps").text
+    wide = replace(record, preset={**O3, "dtype": "bfloat16"})
+    assert ids(wide) == ["half-weights"]
+    assert "1/256" in the(wide, "half-weights").text
+    assert ids(replace(record, preset={**O3, "master_weights": True})) == []
+
+
+def unfinished(status, signal=None, **fields):
+    record = trained(status=status, signal=signal, exit_code=None if signal else 7, **fields)
+    return replace(record, processes=[replace(record.processes[0], ended=False, last_t=6.8)])
+
+
+def test_a_killed_run_says_by_what_and_how_much_is_missing():
+    found = the(unfinished("killed", "SIGKILL"), "killed")
+    assert "SIGKILL" in found.text
+    assert "memory" in found.text
+    assert "3.20 s before the end" in found.text
+    assert "compiled code" in the(unfinished("killed", "SIGSEGV"), "killed").text
+    assert "memory" not in the(unfinished("killed", "SIGTERM"), "killed").text
+
+
+def test_an_end_without_exit_handlers_says_how_much_is_missing():
+    assert "3.20 s" in the(unfinished("failed"), "ended-without-cleanup").text
+    assert "ended-without-cleanup" not in ids(trained())
+
+
+def test_a_worker_that_did_nothing_may_end_as_it_likes():
+    record = trained()
+    workers = [*record.processes, Process("worker", ended=False, last_t=1.0)]
+    assert ids(replace(record, processes=workers)) == []
+
+
+def test_endings_that_are_not_mpxs_are_told_as_such():
+    assert ids(trained(status="failed", exit_code=3)) == ["failed"]
+    assert ids(trained(status="interrupted", signal="SIGINT")) == ["interrupted"]
+
+
+def test_a_run_without_an_ending_may_still_go_on():
+    assert ids(unfinished("unknown")) == ["no-ending"]
+    assert (
+        ids(trained(status="unknown")) == []
+    )  # ranks under a launcher: each ended, nobody wrote the whole's end
+
+
+def test_a_fault_of_ours_is_told_last_and_not_hidden():
+    record = trained(faults=[Fault("monitors.memory", "ZeroDivisionError", count=3)], nonfinite_losses=1)
+    assert ids(record) == ["nan-loss", "mpx-fault"]
+    assert "3 faults" in the(record, "mpx-fault").text
+
+
+def test_of_several_ranks_the_lowest_tells_the_search():
+    ranks = [Process(f"r{rank}", rank=rank, trained=True, ended=True, backwards=1000) for rank in (0, 1)]
+    events = [replace(overflow(1), process=f"r{rank}", rank=rank) for rank in (0, 1)]
+    record = trained(
+        1000, 1, processes=ranks, overflows=events, overflow_counts=OverflowCounts(backward_inf=1),
+        scalers=[scaler(32768.0, backoffs=1)],
+    )  # fmt: skip
+    assert the(record, "scale-settled").text.startswith("1 overflow in the first step")
+
+
+def test_the_gravest_comes_first():
+    record = replace(collapsed(), status="failed", exit_code=1, saw_script_amp=True, nonfinite_losses=3)
+    order = [SEVERITIES.index(finding.severity) for finding in findings(record)]
+    assert order == sorted(order)
+    assert len(order) >= 3
