@@ -1,0 +1,195 @@
+"""`mpx run`: from the command line to the exit status of the script."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mpx.cli.policy_options import policy_options, resolve_from_options
+from mpx.errors import RecordError, UsageError
+from mpx.launch.placement import is_disabled, is_first_rank, outer_run, rank_key, require_same
+from mpx.launch.run import Order, check_ops, run_as_rank, run_supervised
+from mpx.launch.supervise import child_environment, mirror, replace
+from mpx.launch.target import KINDS, Kind, Target, detect, isolation
+from mpx.record import RunDirectory, RunRecord
+
+__all__ = ["run"]
+
+# An exit code of ours: only ever in place of the target's 0.
+NOTHING_INSTRUMENTED = 97
+
+Say = Callable[[str], None]
+
+
+class _TargetCommand(click.Command):
+    """A command that knows whether `--` stood before its target: click itself drops it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = tuple(args)
+        rest = super().parse_args(ctx, args)
+        before_target = len(words) - len(ctx.params["target"]) - 1
+        ctx.params["after_dashes"] = before_target >= 0 and words[before_target] == "--"
+        ctx.params["words"] = words
+        return rest
+
+
+@click.command(
+    cls=_TargetCommand,
+    context_settings={"allow_interspersed_args": False},
+    epilog="What stands after TARGET is the target's own, options and `--` too. The exit status is the target's.",
+)
+@policy_options
+@click.option("-m", "--module", is_flag=True, help="TARGET is a module, as for `python -m`.")
+@click.option("--as", "as_kind", type=click.Choice(KINDS), help="What TARGET is, whatever it looks like.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where the record goes: a new or an empty folder.",
+)
+@click.option(
+    "--require-instrumented",
+    is_flag=True,
+    help=f"Exit with {NOTHING_INSTRUMENTED} when the target succeeds and mpx has had nothing to do.",
+)
+@click.option("-q", "--quiet", count=True, help="Report in one line; -qq: not at all.")
+@click.option("-v", "--verbose", count=True, help="Say what is started; report at length.")
+@click.argument("target", nargs=-1, type=click.UNPROCESSED, metavar="TARGET [ARGS]...")
+def run(
+    *,
+    target: tuple[str, ...],
+    after_dashes: bool,
+    words: tuple[str, ...],
+    module: bool,
+    as_kind: Kind | None,
+    out: Path | None,
+    require_instrumented: bool,
+    quiet: int,
+    verbose: int,
+    **choices: Any,
+) -> None:
+    r"""Run TARGET in mixed precision, then report on stderr what the precision did.
+
+    TARGET is a Python script, a folder or zip with `__main__.py`, a module after -m, or any command after `--`:
+    every Python below it is followed.
+
+    \b
+      mpx run --opt-level O1 train.py --epochs 3
+      mpx run -O O2 --dtype bfloat16 -m pkg.train --lr 3e-4
+      mpx run -O O1 -- torchrun --nproc-per-node 2 train.py
+    """
+    if not target:
+        raise UsageError(
+            "there is nothing to run. Expected a script, `-m` and a module, or `--` and a command"
+        )
+    what = detect(target, module=module, after_dashes=after_dashes, as_kind=as_kind)
+
+    def say(text: str) -> None:
+        if quiet < 2:
+            click.echo(f"mpx: {text}", err=True)
+
+    if verbose:
+        say(f"starts the {what.kind} `{shlex.join(what.argv)}`")
+    _leave_if_disabled(what, say, required=require_instrumented)
+    _leave_if_nested(what, choices)
+
+    resolved = resolve_from_options(choices, Path.cwd())
+    isolated = isolation(what)
+    order = Order(
+        target=what,
+        word=target[0],
+        command=("mpx", "run", *words),
+        preset=resolved.policy.to_dict(),
+        origin=resolved.origin,
+        notices=(*resolved.warnings, *([isolated] if isolated else [])),
+    )
+    if resolved.project_file is not None:
+        say(f"uses the project file `{resolved.project_file}`")
+    for notice in order.notices:
+        say(notice)
+    check_ops(resolved.unlisted_ops, os.environ)
+    _leave_as_rank(order, out, say, required=require_instrumented)
+
+    directory = RunDirectory.create(out, cwd=Path.cwd(), target_name=what.name, level=order.level)
+    if directory.notice is not None:
+        say(directory.notice)
+    directory.write_preset(order.preset, order.origin)
+    ending = run_supervised(order, directory, os.environ)
+    record = _conclude(directory, say, quiet=quiet, verbose=verbose)
+    if require_instrumented and ending.returncode == 0 and not _is_instrumented(record):
+        ending = dataclasses.replace(ending, returncode=NOTHING_INSTRUMENTED)
+    mirror(ending)
+
+
+def _leave_if_disabled(what: Target, say: Say, *, required: bool) -> None:
+    if not is_disabled(os.environ):
+        return
+    if required:
+        raise UsageError(
+            "`--require-instrumented` and `MPX_DISABLE` contradict each other. Expected one of the two",
+            hint="`unset MPX_DISABLE`",
+        )
+    say("off, because MPX_DISABLE is set")
+    replace(what, os.environ)
+
+
+def _leave_if_nested(what: Target, choices: dict[str, Any]) -> None:
+    outer = outer_run(os.environ)
+    if outer is None:
+        return
+    if any(value is not None and value != () for value in choices.values()):
+        require_same(resolve_from_options(choices, Path.cwd()).policy.to_dict(), outer)
+    replace(what, child_environment(outer.path, os.environ))
+
+
+def _leave_as_rank(order: Order, out: Path | None, say: Say, *, required: bool) -> None:
+    key = rank_key(os.environ)
+    if key is None:
+        return
+    if required:
+        raise UsageError(
+            "`--require-instrumented` needs an `mpx run` that outlives the target. Received one rank of a launcher",
+            hint="put mpx before the launcher: `mpx run --require-instrumented ... -- torchrun ... train.py`",
+        )
+    name, level = order.target.name, order.level
+    if out is None:
+        directory = RunDirectory.join(key, cwd=Path.cwd(), target_name=name, level=level)
+    else:
+        try:
+            directory = RunDirectory.create(out, cwd=Path.cwd(), target_name=name, level=level)
+        except RecordError:
+            directory = RunDirectory.open(out)  # another rank was first
+    directory.write_preset(order.preset, order.origin)  # the same from every rank, in one rename
+    if is_first_rank(os.environ):
+        say(f"{level} on every rank; when they have ended, `mpx report {directory.path}` reports")
+    run_as_rank(order, directory, os.environ)
+
+
+def _conclude(directory: RunDirectory, say: Say, *, quiet: int, verbose: int) -> RunRecord | None:
+    """Write the record and show the report; None if that failed, which must not change how the run ends."""
+    try:
+        from mpx.report import Options, render, with_findings
+
+        record = with_findings(directory.record())
+        directory.write_record(record)
+        if quiet < 2:
+            verbosity = -1 if quiet else verbose
+            options = Options.for_stream(sys.stderr, os.environ, verbosity=verbosity, run_path=directory.path)
+            click.echo(render(record, options), nl=False, err=True, color=options.color)
+    except Exception as error:  # noqa: BLE001 - a fault in the report, of whatever kind, must not cost the run
+        say(f"the report failed; `mpx report {directory.path}` tries again: {error!r}")
+        return None
+    return record
+
+
+def _is_instrumented(record: RunRecord | None) -> bool:
+    from mpx.report.facts import working
+
+    return record is not None and bool(working(record))

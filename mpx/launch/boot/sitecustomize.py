@@ -1,0 +1,60 @@
+"""The first lines of every Python process of a run: `mpx run` puts this folder, and nothing else, on PYTHONPATH.
+
+Any interpreter may find it there, with mpx or without: hence the syntax of Python 3.8, and nothing imported but os and
+sys. A process that never imports torch sees no difference.
+"""
+
+import os
+import sys
+
+
+class _Skipped:
+    """Finds nothing, and says so when torch is asked for: mpx cannot follow this process."""
+
+    def __init__(self, reason):
+        self.reason = reason
+
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            sys.meta_path.remove(self)
+            text = f"{sys.executable} (process {os.getpid()}) runs torch without mpx: {self.reason}"
+            os.write(2, f"mpx: {text}\n".encode())
+            shards = os.path.join(os.environ.get("MPX_RUN", ""), "events")
+            if os.path.isdir(shards):
+                import json
+                import time
+
+                note = {"event": "skipped", "t": time.time(), "pid": os.getpid(), "text": text}
+                name = f"skipped-{os.getpid()}-{time.time_ns()}.jsonl"
+                with open(os.path.join(shards, name), "w") as shard:
+                    shard.write(json.dumps(note) + "\n")
+
+
+def _boot():
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
+    sys.path_importer_cache.pop(here, None)
+    if os.environ.get("MPX_DISABLE", "") in ("", "0"):
+        try:
+            if sys.version_info < (3, 10):
+                raise ImportError("it is older than Python 3.10")
+            from mpx.launch.torch_import import follow
+
+            follow(os.environ["MPX_RUN"])
+        except ImportError as error:
+            sys.meta_path.insert(0, _Skipped(error))
+        except KeyError:
+            sys.meta_path.insert(0, _Skipped("MPX_RUN did not arrive in its environment"))
+    # The user's own sitecustomize, which this one hides, runs as if this one were not there. If there is none, this one
+    # stays in sys.modules: the import system looks for it there once its last line has run.
+    own = sys.modules.pop(__name__)
+    try:
+        import sitecustomize  # noqa: F401
+    except ImportError as error:
+        if error.name != __name__:
+            raise
+    finally:
+        sys.modules.setdefault(__name__, own)
+
+
+_boot()

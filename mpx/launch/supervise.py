@@ -1,0 +1,171 @@
+"""Start the target, stay beside it until it ends, and end as it did.
+
+The child shares our process group, terminal and open files. A signal from the terminal reaches it without us, one that
+somebody sends to us is passed on. We hold all of them back from ourselves, so that what ends the child leaves us there
+to write the report.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NoReturn
+
+from mpx.errors import LaunchError
+from mpx.launch.target import NOT_EXECUTABLE, NOT_FOUND, Target
+
+__all__ = ["Ending", "child_environment", "mirror", "replace", "supervise"]
+
+Status = Literal["completed", "failed", "interrupted", "killed"]
+
+_BOOT = str(Path(__file__).parent / "boot")
+_HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_FROM_KEYBOARD = (signal.SIGINT, signal.SIGQUIT)
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the target ended. `returncode` is the exit code, or the negated number of the signal that ended it."""
+
+    returncode: int
+    wall_s: float
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.returncode if self.returncode >= 0 else None
+
+    @property
+    def signal(self) -> str | None:
+        if self.returncode >= 0:
+            return None
+        try:
+            return signal.Signals(-self.returncode).name
+        except ValueError:  # most real-time signals have no name
+            return f"signal {-self.returncode}"
+
+    @property
+    def status(self) -> Status:
+        # 130: a shell whose command was interrupted
+        if self.returncode in (-signal.SIGINT, 128 + signal.SIGINT):
+            return "interrupted"
+        if self.returncode < 0:
+            return "killed"
+        return "failed" if self.returncode else "completed"
+
+
+def child_environment(run_dir: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return `environ` with what makes every Python below follow the run; the same again if it is there already."""
+    before = environ.get("PYTHONPATH")
+    # An empty entry means the current folder, but an empty variable means none.
+    entries = [entry for entry in before.split(os.pathsep) if entry != _BOOT] if before else []
+    return {**environ, "MPX_RUN": str(run_dir.absolute()), "PYTHONPATH": os.pathsep.join([_BOOT, *entries])}
+
+
+def supervise(target: Target, run_dir: Path, environ: Mapping[str, str]) -> Ending:
+    """Run the target and return how it ended.
+
+    Signals that would end this process stay held back when it returns: `mirror` lets go of them.
+
+    Raises:
+        LaunchError: The target could not be started.
+    """
+    # What we were started with ignored (`nohup`, a background job of sh) stays so, for us and for the child.
+    held = {number for number in _HELD if signal.getsignal(number) != signal.SIG_IGN}
+    # A parent may have left it ignored, and then the system keeps no status of a child.
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, held | {signal.SIGCHLD})
+    started = time.monotonic()
+    try:
+        child = subprocess.Popen(
+            target.argv,
+            env=child_environment(run_dir, environ),
+            close_fds=False,  # as a shell would: `train.py <(zcat data.gz)` hands over an open file
+            preexec_fn=_prepare_child(held, mask),  # noqa: PLW1509 - there is one thread
+        )
+    except OSError as error:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        raise _cannot_start(target, error) from None
+    while child.poll() is None:
+        number, for_us_alone = _next_signal(held | {signal.SIGCHLD})
+        if number in held and for_us_alone:
+            child.send_signal(number)
+    return Ending(child.returncode, time.monotonic() - started)
+
+
+def mirror(ending: Ending) -> NoReturn:
+    """End this process as the target ended: with its exit code, or by the same signal."""
+    if ending.returncode >= 0:
+        sys.exit(ending.returncode)
+    number = -ending.returncode
+    sys.stdout.flush()
+    sys.stderr.flush()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has left the core dump worth having
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    os.kill(os.getpid(), number)
+    sys.exit(128 + number)  # the process that starts a PID namespace survives its own signals
+
+
+def replace(target: Target, environ: Mapping[str, str]) -> NoReturn:
+    """Become the target, keeping the process id: nobody stays to supervise or to report."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # Python ignores them, and ignored signals survive an exec
+    try:
+        os.execve(target.argv[0], target.argv, environ)  # noqa: S606
+    except OSError as error:
+        raise _cannot_start(target, error) from None
+
+
+def _prepare_child(held: set[signal.Signals], mask: set[signal.Signals | int]) -> Callable[[], None]:
+    """Return what the child does between fork and exec: take signals again, and not outlive us on its device."""
+    parent = os.getpid()
+    # Imports and lookups happen here, before the fork.
+    set_option = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+
+    def prepare() -> None:
+        for number in held:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if set_option is not None:
+            set_option(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != parent:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    return prepare
+
+
+def _next_signal(numbers: set[signal.Signals]) -> tuple[int, bool]:
+    """Wait for a signal; return its number and whether it came to this process alone, as far as one can tell."""
+    if sys.platform == "darwin":
+        number = signal.sigwait(numbers)
+        return number, number not in _FROM_KEYBOARD
+    info = signal.sigwaitinfo(numbers)
+    # Above 0 the sender is the kernel, for a terminal, and the whole process group has it.
+    return info.si_signo, info.si_code <= 0
+
+
+def _cannot_start(target: Target, error: OSError) -> LaunchError:
+    if isinstance(error, FileNotFoundError):
+        return LaunchError(
+            f"cannot start `{target.argv[0]}`: it, or the interpreter in its first line, does not exist",
+            exit_code=NOT_FOUND,
+        )
+    hint = None
+    if error.errno == errno.ENOEXEC:
+        hint = f"a script without a `#!` line needs its interpreter named: `mpx run -- sh {target.argv[0]}`"
+    return LaunchError(
+        f"cannot start `{target.argv[0]}`: {error.strerror}", hint=hint, exit_code=NOT_EXECUTABLE
+    )

@@ -1,0 +1,154 @@
+"""However a target ends, a shell sees the same status as without mpx, and there is a report."""
+
+import os
+import resource
+import signal
+import sys
+
+import pytest
+
+MPX = [sys.executable, "-m", "mpx", "run"]
+
+ENDINGS = {
+    "return": ("completed", 0, None),
+    "exit-3": ("failed", 3, None),
+    "exit-text": ("failed", 1, None),
+    "exception": ("failed", 1, None),
+    "_exit-7": ("failed", 7, None),
+    "execv": ("failed", 3, None),
+    "SIGINT": ("interrupted", None, "SIGINT"),
+    "SIGTERM": ("killed", None, "SIGTERM"),
+    "SIGKILL": ("killed", None, "SIGKILL"),
+    "SIGABRT": ("killed", None, "SIGABRT"),
+    "SIGSEGV": ("killed", None, "SIGSEGV"),
+    "SIGRTMIN": ("killed", None, "SIGRTMIN"),
+}
+
+
+@pytest.mark.parametrize("how", ENDINGS)
+def test_status_is_mirrored_and_recorded(shell, how):
+    script = shell.scripts / "end.py"
+    plain = shell.python(script, how)
+    ours = shell.mpx("-O", "O0", script, how)
+    assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout)
+    assert ours.stderr.startswith(plain.stderr)
+    assert ours.runs[0].name.encode() in ours.stderr[len(plain.stderr) :]
+    record = ours.record
+    assert (record["status"], record["exit_code"], record["signal"]) == ENDINGS[how]
+
+
+@pytest.mark.parametrize("how", ENDINGS)
+def test_stderr_is_the_scripts_alone_when_asked(shell, how):
+    script = shell.scripts / "end.py"
+    assert shell.mpx("-qq", "-O", "O0", script, how).stderr == shell.python(script, how).stderr
+
+
+def test_a_command_keeps_its_status(shell):
+    ours = shell.mpx("-O", "O0", "--", "sh", "-c", "echo one; exit 41")
+    assert (ours.returncode, ours.stdout, ours.record["exit_code"]) == (41, b"one\n", 41)
+
+
+def test_only_the_target_dumps_core(shell):
+    """Its core is worth having; the one of the process that mirrors it would overwrite it."""
+    script = shell.script("core.py", "import resource\nprint(resource.getrlimit(resource.RLIMIT_CORE))\n")
+    limit = resource.getrlimit(resource.RLIMIT_CORE)
+    assert shell.mpx("-qq", "-O", "O0", script).stdout.decode() == f"{limit}\n"
+
+
+# Says which signals arrive; ends with their number once its standard input is at its end. A handler may interrupt a
+# write, so all of them go past the buffers.
+COUNTING = """
+import os, signal, sys
+count = 0
+def seen(number, frame):
+    global count
+    count += 1
+    os.write(1, f"got {signal.Signals(number).name}\\n".encode())
+signal.signal(getattr(signal, sys.argv[1]), seen)
+os.write(1, b"ready\\n")
+sys.stdin.read()
+os.write(1, f"count {count}\\n".encode())
+sys.exit(count)
+"""
+
+
+def ready(process):
+    assert process.stdout.readline() == b"ready\n"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT", "SIGINT"])
+def test_a_signal_sent_to_mpx_reaches_the_target_once(shell, name):
+    script = shell.script("counting.py", COUNTING)
+    command = [*MPX, "-qq", "-O", "O0", script, name]
+    pipe = {"stdin": -1, "stdout": -1}
+    with shell.popen(command, **pipe) as process:
+        ready(process)
+        for _ in range(2):
+            process.send_signal(getattr(signal, name))
+            assert process.stdout.readline() == f"got {name}\n".encode()
+        process.stdin.close()
+        assert (process.stdout.read(), process.wait()) == (b"count 2\n", 2)
+
+
+def test_a_target_that_a_signal_ends_leaves_a_report(shell):
+    script = shell.script("wait.py", "import sys\nprint('ready', flush=True)\nsys.stdin.read()\n")
+    with shell.popen([*MPX, "-O", "O0", script], stdin=-1, stdout=-1, stderr=-1) as process:
+        ready(process)
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate()
+        assert process.returncode == -signal.SIGTERM
+        (run,) = shell.runs()
+        assert run.name.encode() in stderr
+
+
+def test_ctrl_c_reaches_the_script_once_and_ends_as_under_python(shell, terminal):
+    process = terminal([*MPX, "-O", "O0", shell.script("counting.py", COUNTING), "SIGINT"])
+    process.read(until=b"ready")
+    process.type(b"\x03")
+    process.read(until=b"got SIGINT")
+    process.type(b"\x04")
+    assert b"count 1" in process.read(until=b"count")
+    assert process.process.wait() == 1
+
+
+def test_ctrl_c_interrupts_the_script_and_not_the_report(shell, terminal):
+    script = shell.script("wait.py", "import sys\nprint('ready', flush=True)\nsys.stdin.read()\n")
+    process = terminal([*MPX, "-O", "O0", script])
+    process.read(until=b"ready")
+    process.type(b"\x03")
+    screen = process.read()
+    assert process.process.wait() == -signal.SIGINT
+    assert screen.count(b"KeyboardInterrupt") == 1
+    (run,) = shell.runs()
+    assert run.name.encode() in screen
+
+
+def test_ctrl_backslash_reaches_the_script_once(shell, terminal):
+    process = terminal([*MPX, "-qq", "-O", "O0", shell.script("counting.py", COUNTING), "SIGQUIT"])
+    process.read(until=b"ready")
+    process.type(b"\x1c")
+    process.read(until=b"got SIGQUIT")
+    process.type(b"\x04")
+    assert b"count 1" in process.read(until=b"count")
+    assert process.process.wait() == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a child that its parent died")
+def test_a_target_does_not_outlive_a_killed_mpx(shell):
+    command = [*MPX, "-qq", "-O", "O0", shell.script("counting.py", COUNTING), "SIGTERM"]
+    with shell.popen(command, stdin=-1, stdout=-1) as process:
+        ready(process)
+        process.kill()
+        assert process.stdout.readline() == b"got SIGTERM\n"
+
+
+def test_nothing_is_waited_for_but_the_target(shell):
+    """A background process that the target leaves behind neither delays the end nor is killed."""
+    text = "import subprocess\nprint(subprocess.Popen(['sh', '-c', 'read line']).pid)\n"
+    with shell.popen(
+        [*MPX, "-qq", "-O", "O0", shell.script("leave.py", text)], stdin=-1, stdout=-1
+    ) as process:
+        pid = int(process.stdout.readline())
+        assert process.wait() == 0
+        os.kill(pid, 0)
+        process.stdin.close()
