@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -211,11 +211,20 @@ def _coverage(last: Sequence[Snapshot]) -> Coverage | None:
 def _casts(last: Sequence[Snapshot]) -> dict[str, Any]:
     total: dict[str, Any] = {}
     for snapshot in last:
-        for key, value in snapshot.casts.items():
-            before = total.get(key)
-            adds_up = _number(before) is not None and _number(value) is not None
-            total[key] = before + value if adds_up else value if before is None else before
+        _add_up(total, snapshot.casts)
     return total
+
+
+def _add_up(total: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Add the numbers of `more` to those of `total`, at every depth; of what is no number the first stays."""
+    for key, value in more.items():
+        before = total.get(key)
+        if isinstance(value, dict):
+            _add_up(total.setdefault(key, {}) if isinstance(before, dict | None) else {}, value)
+        elif _number(before) is not None and _number(value) is not None:
+            total[key] = before + value
+        elif before is None:
+            total[key] = value
 
 
 def _substitutions(lead: Sequence[_Log], logs: Sequence[_Log]) -> list[Substitution]:

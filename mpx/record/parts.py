@@ -72,21 +72,23 @@ class Scaler:
 
 @dataclass(frozen=True)
 class OverflowCounts:
-    """Backward passes with a non-finite value, each counted once, by where it came from."""
+    """Backward passes with a non-finite value, each counted once, by where it came from.
+
+    `forward_inf`: the loss was not finite, and a module's output is known to be where it began; `loss_nan`: the loss
+    was not finite, and nothing is known of where that began. Neither says anything about the loss scale.
+    """
 
     loss_nan: int = 0
     forward_inf: int = 0
     backward_inf: int = 0
 
-    @property
-    def scaled(self) -> int:
-        """Those that say something about the range of activations and gradients: a NaN loss is told apart."""
-        return self.forward_inf + self.backward_inf
-
 
 @dataclass(frozen=True)
 class Overflow:
-    """One backward pass with a non-finite value; `kind` is a field name of `OverflowCounts`."""
+    """One backward pass with a non-finite value; `kind` is a field name of `OverflowCounts`.
+
+    `step` is the number of optimizer steps that were attempted before it, `scale` the loss scale that was in force.
+    """
 
     kind: str
     backward: int = 0

@@ -169,12 +169,6 @@ def test_a_scale_at_its_floor_is_a_collapse_with_the_place_and_the_way_out():
     assert ids(collapsed()) == ["scale-collapse"]
 
 
-def test_a_collapse_that_the_forward_pass_causes_says_so():
-    record = collapsed("forward_inf", module="net.attn")
-    assert "in the forward pass" in the(record, "scale-collapse").text
-    assert "--fp32-module net.attn" in the(record, "forward-infinity").hint
-
-
 def test_a_long_run_of_skips_from_which_the_scale_recovered_is_no_collapse():
     record = trained(1000, 40, longest_skip_run=30, overflow_counts=OverflowCounts(backward_inf=40))
     assert the(record, "long-skip-run").severity == "warning"
@@ -182,20 +176,37 @@ def test_a_long_run_of_skips_from_which_the_scale_recovered_is_no_collapse():
     assert ids(replace(record, longest_skip_run=29)) == ["frequent-overflows"]
 
 
-def test_steps_that_a_nan_loss_skips_are_no_collapse():
-    events = [overflow(300, kind="loss_nan", module="net.mlp")]
+def nan_loss(**fields):
+    """The loss became NaN in step 300 and stayed so: 101 steps in a row were skipped, at an untouched scale."""
     curve = LossCurve("t.py:1", [1, 400], [4.0, math.nan])
-    record = trained(
-        400, 101, overflows=events, nonfinite_losses=101, losses=[curve], longest_skip_run=101,
-        overflow_counts=OverflowCounts(loss_nan=101),
-    )  # fmt: skip
-    assert ids(record) == ["nan-loss"]
-    found = findings(record)[0]
+    counts = OverflowCounts(loss_nan=101)
+    known = {"nonfinite_losses": 101, "losses": [curve], "longest_skip_run": 101, "overflow_counts": counts}
+    return trained(400, 101, **{"overflows": [overflow(300, kind="loss_nan")], **known, **fields})
+
+
+def test_steps_that_a_nan_loss_skips_are_no_collapse():
+    assert ids(nan_loss()) == ["nan-loss"]
+    found = findings(nan_loss())[0]
     assert found.severity == "error"
-    assert "101 of 400 steps" in found.text
-    assert "first in step 300" in found.text
-    assert "`net.mlp`" in found.text
+    assert "101 of 400 steps (25.2 %), first in step 300" in found.text
     assert "left alone" in found.text
+    assert "--opt-level O0" in found.hint
+
+
+def test_the_module_that_a_nan_came_out_of_is_named_with_its_way_out():
+    events = [overflow(300, kind="loss_nan"), overflow(301, kind="forward_inf", module="net.attn")]
+    events.append(overflow(302, kind="forward_inf", module="net.ffn"))
+    record = nan_loss(overflows=events, overflow_counts=OverflowCounts(loss_nan=1, forward_inf=100))
+    assert ids(record) == ["forward-infinity"]
+    found = findings(record)[0]
+    assert "`net.attn` (first seen in step 301), `net.ffn` (first seen in step 302)" in found.text
+    assert "101 of 400 steps" in found.text
+    assert "65504" in found.text
+    assert found.hint.startswith("`--fp32-module net.attn`, or `--dtype bfloat16`")
+    wide = the(replace(record, preset=BF16), "forward-infinity")
+    assert "65504" not in wide.text
+    assert "There is no loss scale" in wide.text
+    assert "bfloat16" not in wide.hint
 
 
 def test_a_nan_loss_that_passed_is_a_warning():
@@ -208,20 +219,6 @@ def test_a_nan_loss_without_any_half_precision_is_not_ours():
     found = the(trained(preset=O0, scalers=[], nonfinite_losses=1), "nan-loss")
     assert "Nothing ran in half precision" in found.text
     assert "loss scale" not in found.text
-
-
-def test_an_infinity_in_the_forward_pass_names_the_module_and_the_limit():
-    events = [
-        overflow(12, kind="forward_inf", module="net.attn"),
-        overflow(40, kind="forward_inf", module="net.ffn"),
-    ]
-    record = trained(100, 2, overflows=events, overflow_counts=OverflowCounts(forward_inf=2))
-    found = the(record, "forward-infinity")
-    assert "`net.attn` (first in step 12), `net.ffn` (first in step 40)" in found.text
-    assert "65504" in found.text
-    assert found.hint == "`--fp32-module net.attn`, or `--dtype bfloat16`"
-    assert "65504" not in the(replace(record, preset=BF16), "forward-infinity").text
-    assert "scale-settled" not in ids(record)
 
 
 @pytest.mark.parametrize("last", [1.0, math.nan])

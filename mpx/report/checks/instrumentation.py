@@ -88,8 +88,8 @@ def little_in_half(record: RunRecord) -> Iterator[Finding]:
         yield Finding(
             id="little-in-half",
             severity="info",
-            text=f"only {percent(share)} of the matmul and convolution work ran in {half}: there is little speed or "
-            "memory to win this way",
+            text=f"only {percent(share)} of the matmul and convolution work of a forward call ran in {half}: "
+            "there is little speed or memory to win this way",
             hint="`mpx report -v` lists the operations and the type that each ran in",
         )
 

@@ -32,8 +32,8 @@ def collapse(record: RunRecord) -> Iterator[Finding]:
     floored = _floored(record)
     long = after is not None and record.longest_skip_run >= after
     counts = record.overflow_counts
-    if not (floored or long) or (not floored and counts.loss_nan > counts.scaled):
-        return  # with a NaN loss every step is skipped, and the scale has no part in it (`nan-loss`)
+    if not (floored or long) or (not floored and counts.loss_nan + counts.forward_inf > counts.backward_inf):
+        return  # with a NaN loss every step is skipped, and the scale has no part in it (`nonfinite_loss`)
     worst = worst_scaler(record)
     lowest = f"the loss scale fell to {scale(worst.min)}" if worst else "the loss scale is not known"
     floor = ", its floor" if floored else ""
@@ -115,9 +115,7 @@ def later_overflows(record: RunRecord) -> Iterator[Finding]:
         id="frequent-overflows",
         severity="warning",
         text=f"{text}, each a skipped step. More than {percent(RARE)} is not normal: {where}",
-        hint=hint
-        if dynamic
-        else "`--loss-scale dynamic` finds a scale that fits" + (f", or {hint}" if hint else ""),
+        hint=hint if dynamic else f"`--loss-scale dynamic` finds a scale that fits, or {hint}",
     )
 
 
@@ -138,11 +136,8 @@ def _known_bad(record: RunRecord) -> Iterator[bool]:
     yield from (True for _ in collapse(record))
 
 
-def _cause(record: RunRecord) -> tuple[str, str | None]:
+def _cause(record: RunRecord) -> tuple[str, str]:
     """Return where the overflows come from, and what may help."""
-    counts = record.overflow_counts
-    if counts.forward_inf > counts.backward_inf:  # the finding `forward-infinity` says where, and what to try
-        return "infinity arises in the forward pass, where no loss scale can help", None
     half = half_type(record) or "the half type"
     other = "`--dtype bfloat16`, which has the range of float32" if half == "float16" else "`--opt-level O0`"
     first = next((item for item in _named(record) if item.parameter), None)

@@ -18,71 +18,61 @@ MODULES_NAMED = 3
 
 
 @check(order=10)
-def nan_loss(record: RunRecord) -> Iterator[Finding]:
-    """The loss itself was not finite before anything scaled it."""
-    if not record.nonfinite_losses:
+def nonfinite_loss(record: RunRecord) -> Iterator[Finding]:
+    """The loss itself was not finite before anything scaled it: the forward pass or the data did that."""
+    counts = record.overflow_counts
+    number = max(record.nonfinite_losses, counts.loss_nan + counts.forward_inf)
+    if not number:
         return
-    first = next((item for item in record.overflows if item.kind == "loss_nan"), None)
+    events = [item for item in record.overflows if item.kind in ("loss_nan", "forward_inf")]
+    modules: dict[str, int] = {}
+    for item in events:
+        if item.module:
+            modules.setdefault(item.module, item.backward)
     unit = overflow_unit(record)
-    start = f", first in {unit.removeprefix('backward ')} {first.backward:,}" if first else ""
+    short = unit.removeprefix("backward ")
+    text = f"the loss was NaN or infinite in {share(number, record.backwards, unit)}"
+    text += f", first in {short} {events[0].backward:,}" if events else ""
+    named = [
+        f"{code(name)} (first seen in {short} {at:,})" for name, at in list(modules.items())[:MODULES_NAMED]
+    ]
+    if named:
+        rest = len(modules) - len(named)
+        text += f": NaN or infinity came out of {', '.join(named)}"
+        text += f" and {count(rest, 'other module')}" if rest else ""
     last = last_loss(record)
     ended_well = last is not None and math.isfinite(last)
+    yield Finding(
+        id="forward-infinity" if named else "nan-loss",
+        severity="warning" if ended_well else "error",
+        text=f"{text}. This is not normal. {_part_of_precision(record)}",
+        evidence="the last loss is finite" if ended_well else "the last loss is not finite",
+        hint=_way_out(record, next(iter(modules), None)),
+    )
+
+
+def _part_of_precision(record: RunRecord) -> str:
     half = half_type(record)
     if half is None:
-        text, hint = ". Nothing ran in half precision: the cause is in the script or its data", None
-    else:
-        scaled = loss_scale(record).get("mode") in ("dynamic", "static")
-        text = ". The loss scale has no part in it and was left alone" if scaled else ""
-        again = f"the same run with `--opt-level O0` tells whether {half} is the cause"
-        culprit = first.module if first else None
-        hint = f"`--fp32-module {shlex.quote(culprit)}`; {again}" if culprit else again
-        text += f"; the first value that is not finite came out of {code(culprit)}" if culprit else ""
-    yield Finding(
-        id="nan-loss",
-        severity="warning" if ended_well else "error",
-        text=f"the loss was NaN or infinite in {share(record.nonfinite_losses, record.backwards, unit)}"
-        f"{start}. This is not normal{text}",
-        evidence="the last loss is finite" if ended_well else "the last loss is not finite",
-        hint=hint,
+        return "Nothing ran in half precision: the cause is in the script or its data"
+    text = "float16 ends at 65504. " if half == "float16" else f"{half} has the range of float32. "
+    scaled = loss_scale(record).get("mode") in ("dynamic", "static")
+    return text + (
+        "No loss scale can help: it was left alone" if scaled else "There is no loss scale that could help"
     )
+
+
+def _way_out(record: RunRecord, module: str | None) -> str | None:
+    half = half_type(record)
+    if half is None:
+        return None
+    ways = [f"`--fp32-module {shlex.quote(module)}`"] if module else []
+    ways += ["`--dtype bfloat16`"] if half == "float16" else []
+    ways.append("the same run with `--opt-level O0`, to see whether the precision is the cause")
+    return ", or ".join(ways)
 
 
 @check(order=11)
-def forward_infinity(record: RunRecord) -> Iterator[Finding]:
-    """An activation left the half type's range."""
-    number = record.overflow_counts.forward_inf
-    if not number:
-        return
-    first: dict[str, int] = {}
-    for item in record.overflows:
-        if item.kind == "forward_inf" and item.module:
-            first.setdefault(item.module, item.backward)
-    named = list(first.items())[:MODULES_NAMED]
-    half = half_type(record)
-    unit = overflow_unit(record).removeprefix("backward ")
-    text = f"infinity or NaN arose in the forward pass of {share(number, record.backwards, unit)}"
-    if named:
-        text += ": in the output of " + ", ".join(
-            f"{code(name)} (first in {unit} {at:,})" for name, at in named
-        )
-        text += f" and {count(len(first) - len(named), 'other module')}" if len(first) > len(named) else ""
-    text += ". float16 ends at 65504" if half == "float16" else ""
-    keep = [f"`--fp32-module {shlex.quote(name)}`" for name, _ in named[:1]]
-    other = (
-        ["`--dtype bfloat16`"]
-        if half == "float16"
-        else ["`--opt-level O0` to see whether the half type is the cause"]
-    )
-    yield Finding(
-        id="forward-infinity",
-        severity="warning",
-        text=f"{text}. This is not normal, and no loss scale can help",
-        evidence=f"{count(len(first), 'module')} named in the first events",
-        hint=", or ".join(keep + other) if half else None,
-    )
-
-
-@check(order=12)
 def applied_nonfinite(record: RunRecord) -> Iterator[Finding]:
     """Nothing skips a step at this level, and gradients were not finite."""
     number = record.overflow_counts.backward_inf

@@ -149,19 +149,15 @@ def scale(record: RunRecord, style: Style) -> Iterator[Row]:
 
 
 def overflows(record: RunRecord, _: Style) -> Iterator[Row]:
-    """How often gradients or activations were not finite, and where first."""
+    """How often gradients were not finite, and where first."""
     if not record.backwards:
         return
-    number = record.overflow_counts.scaled
+    number = record.overflow_counts.backward_inf
     unit = overflow_unit(record)
     parts = [share(number, record.backwards, unit) if number else f"none in {count(record.backwards, unit)}"]
-    first = next((item for item in own_overflows(record) if item.kind != "loss_nan"), None)
+    first = next((item for item in own_overflows(record) if item.kind == "backward_inf"), None)
     if first:
-        place = ""
-        if first.kind == "backward_inf" and first.parameter:
-            place = f", in the gradient of {code(first.parameter)}"
-        elif first.module:
-            place = f", in the output of {code(first.module)}"
+        place = f", in the gradient of {code(first.parameter)}" if first.parameter else ""
         parts.append(f"first in {unit.removeprefix('backward ')} {first.backward:,}{place}")
     yield Row("overflows", tuple(parts), 72 if number else 60)
 
@@ -187,9 +183,8 @@ def coverage(record: RunRecord, _: Style) -> Iterator[Row]:
     value = record.coverage.half_flops_share if record.coverage else None
     half = half_type(record)
     if value is not None and half is not None:
-        yield Row(
-            "half work", (f"{wording.percent(value)} of the matmul and convolution work ran in {half}",), 55
-        )
+        work = f"{wording.percent(value)} of the matmul and convolution work in {half}"
+        yield Row("half work", (work, "measured on one forward call"), 55)
 
 
 def speed(record: RunRecord, _: Style) -> Iterator[Row]:
@@ -208,8 +203,9 @@ def speed(record: RunRecord, _: Style) -> Iterator[Row]:
 def memory(record: RunRecord, _: Style) -> Iterator[Row]:
     """The peak."""
     if record.memory:
-        device = f" ({printable(record.memory.device)})" if record.memory.device else ""
-        yield Row("peak memory", (f"{wording.bytes_(record.memory.peak_bytes)}{device}",), 34)
+        device = record.memory.device
+        whose = "of the process" if device == "cpu" else f"on {printable(device)}"
+        yield Row("peak memory", (f"{wording.bytes_(record.memory.peak_bytes)} {whose}",), 34)
 
 
 def substitutions(record: RunRecord, _: Style) -> Iterator[Row]:

@@ -76,7 +76,7 @@ def overflows(record: RunRecord) -> Iterator[Table]:
         )
         for item in record.overflows
     ]
-    head = (*(["rank"] if ranked else []), "pass", "step", "scale", "kind", "place")
+    head = (*(["rank"] if ranked else []), "pass", "steps before", "scale", "kind", "place")
     yield "overflows in order", [head, *each]
 
 
@@ -112,17 +112,24 @@ def operations(record: RunRecord) -> Iterator[Table]:
         )
         for item in ordered
     ]
-    yield "operations", [("operation", "type", "calls", "FLOPs", "share of FLOPs"), *rows]
+    yield (
+        "matmul and convolution work of one forward call",
+        [("operation", "type", "calls", "FLOPs", "share"), *rows],
+    )
 
 
 def casts(record: RunRecord) -> Iterator[Table]:
-    """Yield what was cast."""
-    if record.casts:
-        rows = [
-            (key, amount(value) if isinstance(value, int) else str(value))
-            for key, value in record.casts.items()
-        ]
-        yield "casts", [("what", "number"), *rows]
+    """Yield how many operations had a result of which type."""
+    rows = [
+        (
+            what if name == what else f"{what}: {name}",
+            amount(number) if isinstance(number, int) else str(number),
+        )
+        for what, numbers in record.casts.items()
+        for name, number in (numbers.items() if isinstance(numbers, dict) else [(what, numbers)])
+    ]
+    if rows:
+        yield "casts", [("results", "number"), *rows]
 
 
 def substitutions(record: RunRecord) -> Iterator[Table]:
