@@ -185,7 +185,7 @@ class Backward:
         return self.active and seeds is not None and torch._C._current_graph_task_id() == -1
 
     def _scale_for(self, site: str, roots: list[Tensor]) -> float:
-        scale = self._scales.at(site).scale
+        scale = self._scales.enter(site, roots[0]).scale
         return min(scale, LARGEST_FP16_SEED) if any(root.dtype is torch.float16 for root in roots) else scale
 
     def _running(self, scale: float) -> _Running:

@@ -65,6 +65,7 @@ TABLE: tuple[Intercept, ...] = (
         "Tensor.register_post_accumulate_grad_hook",
         lambda s, original: s.backward.wrap_register_post_accumulate_grad_hook(original),
     ),
+    Intercept("torch.autograd.function", "Function.apply", lambda s, original: s.functions.wrap_apply(original)),
     Intercept(OPTIMIZER, "Optimizer.profile_hook_step", lambda s, original: s.stepping.wrap_profile_hook_step(original)),
     Intercept(OPTIMIZER, "Optimizer.add_param_group", _add_param_group),
     Intercept(OPTIMIZER, "Optimizer.state_dict", lambda s, original: s.checkpoints.wrap_state_dict(original)),

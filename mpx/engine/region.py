@@ -133,7 +133,7 @@ class Region:
                 stack.enter_context(self._around(module))
             output = original(module, *args, **kwargs)
         if self.casts and not scripts_own:
-            output = map_tensors(output, self._to_float32)
+            output = map_tensors(output, self.to_float32)
         if not recomputing:
             self._ended(module, args, output)
         return output
@@ -165,21 +165,22 @@ class Region:
 
     def _in_float32(self, original: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self.disabled():
-            args, kwargs = map_tensors(args, self._to_float32), map_tensors(kwargs, self._to_float32)
+            args, kwargs = map_tensors(args, self.to_float32), map_tensors(kwargs, self.to_float32)
             return original(module, *args, **kwargs)
 
     def _traced(self, original: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call as `torch.compile` sees it: a region by torch's own context manager, which it can trace; weights are cast at the ops."""
-        if not self.casts or self._here_is_open():
+        if not self.casts or self.is_open():
             return original(module, *args, **kwargs)
         device_type = next((p.device.type for p in module.parameters()), None)
         if device_type is None:
             return original(module, *args, **kwargs)
         with torch.autocast(device_type, dtype=self._half):
             output = original(module, *args, **kwargs)
-        return map_tensors(output, self._to_float32)
+        return map_tensors(output, self.to_float32)
 
-    def _here_is_open(self) -> bool:
+    def is_open(self) -> bool:
+        """Whether autocast is on here, by us or by the script."""
         return any(torch.is_autocast_enabled(device_type) for device_type in DEVICES)
 
     @contextmanager
@@ -225,5 +226,6 @@ class Region:
             device_of(next(t for t in (*module.parameters(), *module.buffers()) if t.device.type == device_type)).require(self._half)
             self._checked.add(device_type)
 
-    def _to_float32(self, tensor: Tensor) -> Tensor:
+    def to_float32(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of the half type in FP32, any other as it is."""
         return tensor.float() if tensor.dtype is self._half else tensor

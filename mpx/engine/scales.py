@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from types import FrameType
 
+    from torch import Tensor
+
     from mpx.presets.policy import LossScale as Settings
 
 __all__ = ["Scales", "caller_site"]
 
+SIGNATURE_LENGTH = 6
 INTERNAL = (str(Path(torch.__file__).parent), str(Path(mpx.__file__).parent))
 
 
@@ -35,6 +38,7 @@ def caller_site() -> str:
 @dataclass
 class _Site:
     state: LossScale
+    kind: tuple[str, ...]
     history: Thinned
     init: float = field(init=False)
     lowest: float = field(init=False)
@@ -66,12 +70,12 @@ class Scales:
     @property
     def latest(self) -> float:
         """The scale of the call site that ran last; what a script's own GradScaler answers when asked."""
-        return self.at(self._latest).scale if self._latest else self._begin.scale
+        return self._sites[self._latest].state.scale if self._latest else self._begin.scale
 
     @property
     def latest_clean(self) -> int:
         """Clean backward passes of that call site since its scale last changed."""
-        return self.at(self._latest).clean if self._latest else 0
+        return self._sites[self._latest].state.clean if self._latest else 0
 
     def adopt(self, scale: float, *, clean: int) -> None:
         """Set every site, present and future, to a state that the script's own GradScaler was given."""
@@ -81,15 +85,24 @@ class Scales:
             entry.state = entry.state.restore_state(state)
 
     def at(self, site: str) -> LossScale:
-        """Return the state for a call site, begun from the preset or from a checkpoint when it is new."""
+        """Return the state for a call site that `enter` knows."""
+        return self._sites[site].state
+
+    def enter(self, site: str, loss: Tensor) -> LossScale:
+        """Return the state for a call site that is about to run its backward pass.
+
+        A new site takes the state of a checkpoint; or that of a site whose loss is computed alike, so that a loss which a script differentiates in
+        several places does not look for its range in each; or begins as the preset says.
+        """
+        self._latest = site
         found = self._sites.get(site)
         if found is None:
-            state = self._begin
+            kind = _signature(loss)
+            state = next((entry.state for entry in self._sites.values() if entry.kind == kind), self._begin)
             if site in self._restored:
                 state = state.restore_state(self._restored.pop(site))
-            found = self._sites[site] = _Site(state, Thinned(self._points))
+            found = self._sites[site] = _Site(state, kind, Thinned(self._points))
             found.history.append(0, state.scale)
-        self._latest = site
         return found.state
 
     def judge(self, site: str, *, finite: bool, backward: int) -> None:
@@ -132,6 +145,16 @@ class Scales:
             }
             for site, entry in self._sites.items()
         ]
+
+
+def _signature(loss: Tensor) -> tuple[str, ...]:
+    """Return the names of the last operations of a loss, which tell losses of one script apart."""
+    names: list[str] = []
+    node = loss.grad_fn
+    while node is not None and len(names) < SIGNATURE_LENGTH:
+        names.append(node.name())
+        node = node.next_functions[0][0] if node.next_functions else None
+    return tuple(names)
 
 
 def _pairs(lists: tuple[Iterable[float], Iterable[float]]) -> list[list[float]]:

@@ -12,6 +12,7 @@ from torch import nn
 from mpx.engine.backward import Backward, Seen
 from mpx.engine.checkpoints import Checkpoints
 from mpx.engine.devices import DEVICES, HALF
+from mpx.engine.functions import ScriptFunctions
 from mpx.engine.gradients import Flags
 from mpx.engine.half_model import HalfModel, guard_optimizer
 from mpx.engine.intercepts import Intercepts
@@ -73,6 +74,7 @@ class Session:
 
         self.scales = Scales(policy.loss_scale, policy.monitors.history_points)
         self.region = Region(policy, rules, self._adoption(), began=self._began, ended=self._ended, around=self._sampled)
+        self.functions = ScriptFunctions(self.region)
         self._watch = ForwardWatch(self.region)
         self.backward = Backward(
             self.scales, self._leaves, self._flags, around=self._around_backward, judged=self._judged, checks=self._casts
