@@ -202,7 +202,7 @@ def test_the_module_that_a_nan_came_out_of_is_named_with_its_way_out():
     assert "`net.attn` (first seen in step 301), `net.ffn` (first seen in step 302)" in found.text
     assert "101 of 400 steps" in found.text
     assert "65504" in found.text
-    assert found.hint.startswith("`--fp32-module net.attn`, or `--dtype bfloat16`")
+    assert found.hint.startswith("`--fp32-module net.attn`, or `--dtype bfloat16`; ")
     wide = the(replace(record, preset=BF16), "forward-infinity")
     assert "65504" not in wide.text
     assert "There is no loss scale" in wide.text
@@ -307,6 +307,17 @@ def test_a_killed_run_says_by_what_and_how_much_is_missing():
     assert "3.20 s before the end" in found.text
     assert "compiled code" in the(unfinished("killed", "SIGSEGV"), "killed").text
     assert "memory" not in the(unfinished("killed", "SIGTERM"), "killed").text
+
+
+def test_a_run_that_was_killed_before_its_first_flush_is_not_said_to_have_done_nothing():
+    process = Process("p", ended=False, last_t=9.1)
+    record = RunRecord(preset=O1, status="killed", signal="SIGKILL", ended_t=10.0, processes=[process])
+    assert ids(record) == ["killed"]
+    assert "0.90 s after torch was imported" in the(record, "killed").text
+    assert ids(replace(record, status="failed", exit_code=7, signal=None)) == [
+        "ended-without-cleanup",
+        "failed",
+    ]
 
 
 def test_an_end_without_exit_handlers_says_how_much_is_missing():

@@ -65,8 +65,8 @@ def failed(record: RunRecord) -> Iterator[Finding]:
         yield Finding(
             id="failed",
             severity="info",
-            text=f"the script ended with exit code {record.exit_code}, which mpx passes on. "
-            "The numbers cover the run up to there",
+            text=f"the script ended with exit code {record.exit_code}, which mpx passes on"
+            + (". The numbers cover the run up to there" if working(record) else ""),
         )
 
 
@@ -101,10 +101,14 @@ def faults(record: RunRecord) -> Iterator[Finding]:
 
 
 def _unflushed(record: RunRecord) -> float | None:
-    """Return the seconds between the last words of a working process that ended without an `end`, and the end."""
+    """Return the seconds between the last words of a process that ended without an `end`, and the end.
+
+    A process that is not known to have done anything does not count beside one that did.
+    """
     if record.ended_t is None:
         return None
-    silent = [item.last_t for item in working(record) if not item.ended and item.last_t is not None]
+    known = working(record) or record.processes
+    silent = [item.last_t for item in known if not item.ended and item.last_t is not None]
     return max(0.0, record.ended_t - min(silent)) if silent else None
 
 
@@ -112,6 +116,8 @@ def _tail(record: RunRecord) -> str:
     gap = _unflushed(record)
     if gap is None:
         return "The numbers cover it up to there"
+    if not working(record):
+        return f"It left no numbers: nothing had been flushed yet, {seconds(gap)} after torch was imported"
     if gap < AT_ONCE_S:
         return "The last flush was right before the end"
     return f"The last flush was {seconds(gap)} before the end: what came after it is not in the numbers"

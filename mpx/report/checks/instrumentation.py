@@ -33,7 +33,7 @@ def nothing_instrumented(record: RunRecord) -> Iterator[Finding]:
             else "if the script does use torch: it ran in an interpreter that mpx cannot follow "
             "(`python -I`, `-E` or `-S`, or an environment without PYTHONPATH)",
         )
-    elif not working(record):
+    elif not working(record) and all(item.ended for item in record.processes):
         yield Finding(
             id="nothing-ran",
             severity="warning",

@@ -30,9 +30,10 @@ def collapse(record: RunRecord) -> Iterator[Finding]:
     """The scale went to its floor, or steps were skipped without end."""
     after = _collapse_after(record)
     floored = _floored(record)
-    long = after is not None and record.longest_skip_run >= after
     counts = record.overflow_counts
-    if not (floored or long) or (not floored and counts.loss_nan + counts.forward_inf > counts.backward_inf):
+    if not _skips_without_end(record) or (
+        not floored and counts.loss_nan + counts.forward_inf > counts.backward_inf
+    ):
         return  # with a NaN loss every step is skipped, and the scale has no part in it (`nonfinite_loss`)
     worst = worst_scaler(record)
     lowest = f"the loss scale fell to {scale(worst.min)}" if worst else "the loss scale is not known"
@@ -71,18 +72,19 @@ def nothing_applied(record: RunRecord) -> Iterator[Finding]:
 def settled(record: RunRecord) -> Iterator[Finding]:
     """Overflows at the start are the search for the range."""
     found = settling(record)
-    if not found.overflows or not record.steps.applied or _floored(record):
+    if not found.overflows or found.scale is None or not record.steps.applied or _skips_without_end(record):
         return
     unit = overflow_unit(record)
     first = f"in the first {count(found.passes, unit)}" if found.passes > 1 else f"in the first {unit}"
+    normal = "This is normal"
+    if found.scale < 1:
+        normal = "A scale below 1 works, but is unusual: the loss is large, such as a sum in place of a mean"
     yield Finding(
         id="scale-settled",
         severity="info",
-        text=f"{count(found.overflows, 'overflow')} {first}: the scale was finding its range. This is normal",
-        evidence=f"the scale was {scale(found.scale)} after them" if found.scale else "",
-        hint=f"`--set loss_scale.init={setting(found.scale)}` starts where the search ended"
-        if found.scale
-        else None,
+        text=f"{count(found.overflows, 'overflow')} {first}: the scale was finding its range. {normal}",
+        evidence=f"the scale was {scale(found.scale)} after them",
+        hint=f"`--set loss_scale.init={setting(found.scale)}` starts where the search ended",
     )
 
 
@@ -123,6 +125,11 @@ def _floored(record: RunRecord) -> bool:
     floor = loss_scale(record).get("min")
     dynamic = loss_scale(record).get("mode") == "dynamic"
     return dynamic and floor is not None and any(s.backoffs and s.final <= floor for s in record.scalers)
+
+
+def _skips_without_end(record: RunRecord) -> bool:
+    after = _collapse_after(record)
+    return _floored(record) or (after is not None and record.longest_skip_run >= after)
 
 
 def _collapse_after(record: RunRecord) -> int | None:

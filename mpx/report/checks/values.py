@@ -66,10 +66,11 @@ def _way_out(record: RunRecord, module: str | None) -> str | None:
     half = half_type(record)
     if half is None:
         return None
-    ways = [f"`--fp32-module {shlex.quote(module)}`"] if module else []
-    ways += ["`--dtype bfloat16`"] if half == "float16" else []
-    ways.append("the same run with `--opt-level O0`, to see whether the precision is the cause")
-    return ", or ".join(ways)
+    again = "the same run with `--opt-level O0` tells whether the precision is the cause"
+    if module is None:
+        return again
+    wider = ", or `--dtype bfloat16`" if half == "float16" else ""
+    return f"`--fp32-module {shlex.quote(module)}`{wider}; {again}"
 
 
 @check(order=11)

@@ -41,6 +41,8 @@ def adam_epsilon(record: RunRecord) -> Iterator[Finding]:
         return
     guards = record.preset.get("optimizer")
     least = guards.get("min_eps", 0.0) if isinstance(guards, dict) else 0.0
+    if least and any(item.id.startswith("eps") for item in record.substitutions):
+        return  # told as a replacement, with the numbers
     if least:
         yield Finding(
             id="adam-eps",

@@ -95,7 +95,7 @@ def _header(record: RunRecord, options: Options) -> str:
 
 def _ending(record: RunRecord) -> str:
     if record.signal:
-        return f"killed by {record.signal}"
+        return f"{'interrupted' if record.status == 'interrupted' else 'killed'} by {record.signal}"
     if record.exit_code is not None:
         return f"exit code {record.exit_code}"
     return "ending not recorded"
