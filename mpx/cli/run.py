@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ class _TargetCommand(click.Command):
 @click.command(
     cls=_TargetCommand,
     context_settings={"allow_interspersed_args": False},
-    epilog="What stands after TARGET is the target's own, options and `--` too. The exit status is the target's.",
+    epilog="What stands after TARGET is the target's own, options and `--` too. The exit status is the target's. "
+    "MPX_DISABLE=1 in the environment turns mpx off; MPX_TRACEBACK=full shows its frames in tracebacks.",
 )
 @policy_options
 @click.option("-m", "--module", is_flag=True, help="TARGET is a module, as for `python -m`.")
@@ -93,7 +95,8 @@ def run(
 
     def say(text: str) -> None:
         if quiet < 2:
-            click.echo(f"mpx: {text}", err=True)
+            with suppress(OSError):  # nobody reads stderr: no reason to lose the target's exit status
+                click.echo(f"mpx: {text}", err=True)
 
     if verbose:
         say(f"starts the {what.kind} `{shlex.join(what.argv)}`")
@@ -124,6 +127,9 @@ def run(
     ending = run_supervised(order, directory, os.environ)
     record = _conclude(directory, say, quiet=quiet, verbose=verbose)
     if require_instrumented and ending.returncode == 0 and not _is_instrumented(record):
+        say(
+            f"exit code {NOTHING_INSTRUMENTED}: nothing was instrumented, and `--require-instrumented` was given"
+        )
         ending = dataclasses.replace(ending, returncode=NOTHING_INSTRUMENTED)
     mirror(ending)
 

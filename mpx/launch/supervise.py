@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -104,29 +105,34 @@ def supervise(target: Target, run_dir: Path, environ: Mapping[str, str]) -> Endi
 
 def mirror(ending: Ending) -> NoReturn:
     """End this process as the target ended: with its exit code, or by the same signal."""
+    _flush()
     if ending.returncode >= 0:
-        sys.exit(ending.returncode)
+        # Without Python's own exit, which turns a reader of our report that has left (`2>&1 | head`) into code 120.
+        os._exit(ending.returncode)
     number = -ending.returncode
-    sys.stdout.flush()
-    sys.stderr.flush()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has left the core dump worth having
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     os.kill(os.getpid(), number)
-    sys.exit(128 + number)  # the process that starts a PID namespace survives its own signals
+    os._exit(128 + number)  # the process that starts a PID namespace survives its own signals
 
 
 def replace(target: Target, environ: Mapping[str, str]) -> NoReturn:
     """Become the target, keeping the process id: nobody stays to supervise or to report."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # Python ignores them, and ignored signals survive an exec
     try:
         os.execve(target.argv[0], target.argv, environ)  # noqa: S606
     except OSError as error:
         raise _cannot_start(target, error) from None
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
 
 
 def _prepare_child(held: set[signal.Signals], mask: set[signal.Signals | int]) -> Callable[[], None]:

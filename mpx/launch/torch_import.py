@@ -38,6 +38,7 @@ class TorchFinder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """Return torch's spec with its loader watched; None for every other module."""
         thread = _thread.get_ident()
         if name != "torch" or thread in self._searching:
             return None

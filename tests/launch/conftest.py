@@ -62,7 +62,9 @@ class Shell:
         except subprocess.TimeoutExpired:
             process.kill()
             raise
-        return Outcome(process.returncode, stdout, stderr, [run for run in self.runs() if run not in before])
+        return Outcome(
+            process.returncode, stdout, stderr or b"", [run for run in self.runs() if run not in before]
+        )
 
     def python(self, *words, **options) -> Outcome:
         return self.run([sys.executable, *words], **options)

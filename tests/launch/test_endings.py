@@ -152,3 +152,13 @@ def test_nothing_is_waited_for_but_the_target(shell):
         assert process.wait() == 0
         os.kill(pid, 0)
         process.stdin.close()
+
+
+@pytest.mark.parametrize("how", ["exit-3", "SIGTERM"])
+def test_a_reader_of_the_report_that_has_left_changes_nothing(shell, how):
+    end, other = os.pipe()
+    os.close(end)
+    text = f"import os, sys\nsys.stderr = open(os.devnull, 'w')\nexec(open({str(shell.scripts / 'end.py')!r}).read())\n"
+    ours = shell.mpx("-O", "O0", shell.script("quiet.py", text), how, stderr=other)
+    os.close(other)
+    assert ours.returncode == {"exit-3": 3, "SIGTERM": -signal.SIGTERM}[how]
