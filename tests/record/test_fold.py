@@ -77,6 +77,18 @@ def test_what_the_fold_leaves_out_changes_nothing(shards):
     assert retain(kept) == kept
 
 
+@given(shards())
+def test_what_is_kept_stays_in_the_order_of_writing(shards):
+    events = [{**event, "number": number} for number, event in enumerate(flat(shards))]
+    numbers = [event["number"] for event in retain(events)]
+    assert numbers == sorted(numbers)
+
+
+def test_overflows_of_several_processes_are_told_in_the_order_of_time():
+    events = [overflow("a", t=1.0), overflow("a", t=3.0), overflow("b", t=2.0)]
+    assert [item.process for item in fold(events).overflows] == ["a", "b", "a"]
+
+
 @given(shards(), st.integers(0, 60))
 def test_a_shard_may_be_compacted_at_any_moment(shards, cut):
     events = flat(shards)

@@ -122,14 +122,19 @@ def test_only_what_comes_soon_and_at_a_lower_scale_belongs_to_the_search(scales,
     assert ("rare-overflows" in ids(record)) == (searched < len(scales))
 
 
-def test_an_overflow_after_each_growth_is_the_scale_probing():
-    events = [overflow(3000), overflow(5000)]
+@pytest.mark.parametrize(("growths", "normal"), [(4, True), (2, True), (1, False)])
+def test_an_overflow_after_each_growth_is_the_scale_probing(growths, normal):
     record = trained(
-        9000, 2, overflows=events, overflow_counts=OverflowCounts(backward_inf=2),
-        scalers=[scaler(growths=4, backoffs=2, overflows=2)],
+        9000, 2, overflows=[overflow(3000), overflow(5000)], overflow_counts=OverflowCounts(backward_inf=2),
+        scalers=[scaler(growths=growths, backoffs=2, overflows=2)],
     )  # fmt: skip
+    assert ids(record) == (["scale-probing"] if normal else ["rare-overflows"])
+
+
+def test_probing_is_explained_with_the_interval():
+    record = trained(9000, 1, overflow_counts=OverflowCounts(backward_inf=1), scalers=[scaler(growths=4)])
     found = the(record, "scale-probing")
-    assert "2 later overflows for 4 growths" in found.text
+    assert "1 later overflow for 4 growths" in found.text
     assert "2,000 clean passes" in found.text
     assert "normal" in found.text
 
