@@ -53,6 +53,12 @@ class Shell:
             list(map(str, command)), cwd=options.pop("cwd", self.cwd), env=environ, **options
         )
 
+    def line(self, process) -> bytes:
+        """Return the next line of the standard output of a process that was started with `bufsize=0`."""
+        ready, _, _ = select.select([process.stdout], [], [], DEADLINE_S)
+        assert ready, "nothing comes"
+        return process.stdout.readline()
+
     def run(self, command, *, stdin=b"", **options) -> Outcome:
         before = self.runs()
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)

@@ -50,9 +50,21 @@ def test_a_command_keeps_its_status(shell):
 
 def test_only_the_target_dumps_core(shell):
     """Its core is worth having; the one of the process that mirrors it would overwrite it."""
-    script = shell.script("core.py", "import resource\nprint(resource.getrlimit(resource.RLIMIT_CORE))\n")
-    limit = resource.getrlimit(resource.RLIMIT_CORE)
-    assert shell.mpx("-qq", "-O", "O0", script).stdout.decode() == f"{limit}\n"
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+
+    def dumps(command):
+        with shell.popen(
+            command, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+        ) as process:
+            _, status = os.waitpid(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == -signal.SIGABRT
+        return os.WCOREDUMP(status)
+
+    script = shell.scripts / "end.py"
+    if not dumps([sys.executable, script, "SIGABRT"]):
+        pytest.skip("no process dumps core here")
+    assert dumps([*MPX, "-qq", "-O", "O0", "--", "sh", "-c", "kill -ABRT $$"]) is False
 
 
 # Says which signals arrive; ends with their number once its standard input is at its end. A handler may interrupt a
@@ -72,28 +84,24 @@ sys.exit(count)
 """
 
 
-def ready(process):
-    assert process.stdout.readline() == b"ready\n"
-
-
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT", "SIGINT"])
 def test_a_signal_sent_to_mpx_reaches_the_target_once(shell, name):
     script = shell.script("counting.py", COUNTING)
     command = [*MPX, "-qq", "-O", "O0", script, name]
-    pipe = {"stdin": -1, "stdout": -1}
+    pipe = {"stdin": -1, "stdout": -1, "bufsize": 0}
     with shell.popen(command, **pipe) as process:
-        ready(process)
+        assert shell.line(process) == b"ready\n"
         for _ in range(2):
             process.send_signal(getattr(signal, name))
-            assert process.stdout.readline() == f"got {name}\n".encode()
+            assert shell.line(process) == f"got {name}\n".encode()
         process.stdin.close()
         assert (process.stdout.read(), process.wait()) == (b"count 2\n", 2)
 
 
 def test_a_target_that_a_signal_ends_leaves_a_report(shell):
     script = shell.script("wait.py", "import sys\nprint('ready', flush=True)\nsys.stdin.read()\n")
-    with shell.popen([*MPX, "-O", "O0", script], stdin=-1, stdout=-1, stderr=-1) as process:
-        ready(process)
+    with shell.popen([*MPX, "-O", "O0", script], stdin=-1, stdout=-1, bufsize=0, stderr=-1) as process:
+        assert shell.line(process) == b"ready\n"
         process.send_signal(signal.SIGTERM)
         _, stderr = process.communicate()
         assert process.returncode == -signal.SIGTERM
@@ -136,19 +144,21 @@ def test_ctrl_backslash_reaches_the_script_once(shell, terminal):
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a child that its parent died")
 def test_a_target_does_not_outlive_a_killed_mpx(shell):
     command = [*MPX, "-qq", "-O", "O0", shell.script("counting.py", COUNTING), "SIGTERM"]
-    with shell.popen(command, stdin=-1, stdout=-1) as process:
-        ready(process)
+    with shell.popen(command, stdin=-1, stdout=-1, bufsize=0) as process:
+        assert shell.line(process) == b"ready\n"
         process.kill()
-        assert process.stdout.readline() == b"got SIGTERM\n"
+        process.wait()
+        process.stdin.close()
+        assert process.stdout.read() == b"got SIGTERM\ncount 1\n"
 
 
 def test_nothing_is_waited_for_but_the_target(shell):
     """A background process that the target leaves behind neither delays the end nor is killed."""
     text = "import subprocess\nprint(subprocess.Popen(['sh', '-c', 'read line']).pid)\n"
     with shell.popen(
-        [*MPX, "-qq", "-O", "O0", shell.script("leave.py", text)], stdin=-1, stdout=-1
+        [*MPX, "-qq", "-O", "O0", shell.script("leave.py", text)], stdin=-1, stdout=-1, bufsize=0
     ) as process:
-        pid = int(process.stdout.readline())
+        pid = int(shell.line(process))
         assert process.wait() == 0
         os.kill(pid, 0)
         process.stdin.close()
