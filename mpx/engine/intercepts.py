@@ -1,7 +1,8 @@
 """THE table of everything of torch that a session replaces, and the one place that does it.
 
-Each row names an attribute and what stands in its place, built from the attribute's own value. Rows are installed in order and undone in
-reverse, also when installing fails half way. Nothing else in mpx assigns to a name of torch; op rules live on the dispatcher (`oprules`).
+Each row names an attribute and what stands in its place, built from the attribute's own value. Rows are installed in
+order and undone in reverse, also when installing fails half way. Nothing else in mpx assigns to a name of torch; op
+rules live on the dispatcher (`oprules`).
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Intercept:
 
 def _scaler(name: str) -> Intercept:
     return Intercept(
-        "torch.amp.grad_scaler", f"GradScaler.{name}", lambda session, original: session.script_amp.scaler_methods[name](original)
+        "torch.amp.grad_scaler",
+        f"GradScaler.{name}",
+        lambda session, original: session.script_amp.scaler_methods[name](original),
     )
 
 
@@ -59,24 +62,60 @@ TABLE: tuple[Intercept, ...] = (
     Intercept("torch.nn.modules.module", "Module.__call__", lambda s, original: s.region.wrap_call(original)),
     Intercept("torch.autograd", "backward", lambda s, original: s.backward.wrap_backward(original)),
     Intercept("torch.autograd", "grad", lambda s, original: s.backward.wrap_grad(original)),
-    Intercept("torch._tensor", "Tensor.register_hook", lambda s, original: s.backward.wrap_register_hook(original)),
+    Intercept(
+        "torch._tensor", "Tensor.register_hook", lambda s, original: s.backward.wrap_register_hook(original)
+    ),
     Intercept(
         "torch._tensor",
         "Tensor.register_post_accumulate_grad_hook",
         lambda s, original: s.backward.wrap_register_post_accumulate_grad_hook(original),
     ),
-    Intercept("torch.autograd.function", "Function.apply", lambda s, original: s.functions.wrap_apply(original)),
-    Intercept(OPTIMIZER, "Optimizer.profile_hook_step", lambda s, original: s.stepping.wrap_profile_hook_step(original)),
+    Intercept(
+        "torch.autograd.function", "Function.apply", lambda s, original: s.functions.wrap_apply(original)
+    ),
+    Intercept(
+        OPTIMIZER,
+        "Optimizer.profile_hook_step",
+        lambda s, original: s.stepping.wrap_profile_hook_step(original),
+    ),
     Intercept(OPTIMIZER, "Optimizer.add_param_group", _add_param_group),
     Intercept(OPTIMIZER, "Optimizer.state_dict", lambda s, original: s.checkpoints.wrap_state_dict(original)),
-    Intercept(OPTIMIZER, "Optimizer.load_state_dict", lambda s, original: s.checkpoints.wrap_load_state_dict(original)),
-    Intercept("torch.amp.autocast_mode", "autocast.__init__", lambda s, original: s.script_amp.wrap_autocast_init(original)),
-    Intercept("torch.amp.autocast_mode", "autocast.__enter__", lambda s, original: s.script_amp.wrap_autocast_enter(original)),
-    Intercept("torch.amp.autocast_mode", "autocast.__exit__", lambda s, original: s.script_amp.wrap_autocast_exit(original)),
-    Intercept("torch.amp.grad_scaler", "GradScaler.__init__", lambda s, original: s.script_amp.wrap_scaler_init(original)),
-    *(_scaler(name) for name in ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict")),
-    # dynamo takes `Module.__call__` as it finds it for the unpatched one, and then skips it: it must see the original, and so trace ours
-    Intercept("torch._dynamo.utils", "unpatched_nn_module_call", lambda s, original: torch.nn.Module._wrapped_call_impl, late=True),
+    Intercept(
+        OPTIMIZER,
+        "Optimizer.load_state_dict",
+        lambda s, original: s.checkpoints.wrap_load_state_dict(original),
+    ),
+    Intercept(
+        "torch.amp.autocast_mode",
+        "autocast.__init__",
+        lambda s, original: s.script_amp.wrap_autocast_init(original),
+    ),
+    Intercept(
+        "torch.amp.autocast_mode",
+        "autocast.__enter__",
+        lambda s, original: s.script_amp.wrap_autocast_enter(original),
+    ),
+    Intercept(
+        "torch.amp.autocast_mode",
+        "autocast.__exit__",
+        lambda s, original: s.script_amp.wrap_autocast_exit(original),
+    ),
+    Intercept(
+        "torch.amp.grad_scaler",
+        "GradScaler.__init__",
+        lambda s, original: s.script_amp.wrap_scaler_init(original),
+    ),
+    *(
+        _scaler(name)
+        for name in ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict")
+    ),
+    # dynamo takes `Module.__call__` as it finds it for the unpatched one, and skips that: shown the original, it traces ours
+    Intercept(
+        "torch._dynamo.utils",
+        "unpatched_nn_module_call",
+        lambda s, original: torch.nn.Module._wrapped_call_impl,
+        late=True,
+    ),
     # a compiled FP32 region must not get half backward matmuls (pytorch issue 179804)
     Intercept("torch._functorch.config", "backward_pass_autocast", lambda s, original: "off", late=True),
 )
@@ -98,7 +137,7 @@ class Intercepts:
                 self._replace(row)
         for kind in wrapped_classes(torch.optim.Optimizer):
             inner = kind.__dict__["step"]
-            kind.step = self._session.stepping.wrap_step(inner)
+            setattr(kind, "step", self._session.stepping.wrap_step(inner))  # noqa: B010 - a class attribute for mypy
             self._undo.append(lambda kind=kind, inner=inner: setattr(kind, "step", inner))  # type: ignore[misc]
 
     def remove(self) -> None:
@@ -108,8 +147,8 @@ class Intercepts:
         for kind in wrapped_classes(torch.optim.Optimizer):
             inner = getattr(kind.__dict__["step"], OURS, None)
             if inner is not None:
-                kind.step = inner
-                kind.step.hooked = True
+                inner.hooked = True
+                setattr(kind, "step", inner)  # noqa: B010
 
     def _replace(self, row: Intercept) -> None:
         owner: Any = import_module(row.module)
@@ -143,7 +182,10 @@ class AfterImport:
         if name != self._name:
             return None
         self.remove()
-        spec = next((s for finder in list(sys.meta_path) if (s := finder.find_spec(name, path, target)) is not None), None)
+        spec = next(
+            (s for finder in list(sys.meta_path) if (s := finder.find_spec(name, path, target)) is not None),
+            None,
+        )
         if spec is not None and spec.loader is not None:
             execute, loader = spec.loader.exec_module, spec.loader
 

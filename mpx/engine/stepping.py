@@ -142,7 +142,7 @@ class Stepping:
         return self._flags.among(p for group in optimizer.param_groups for p in group["params"])
 
 
-def wrapped_classes(root: type) -> list[type]:
+def wrapped_classes(root: type[Optimizer]) -> list[type[Optimizer]]:
     """Return the optimizer classes, below and including `root`, whose own `step` torch has wrapped already."""
     found, stack = [], [root]
     while stack:

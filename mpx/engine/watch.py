@@ -26,7 +26,7 @@ class ForwardWatch:
     def __init__(self, region: Region) -> None:
         self._region = region
         self._found: nn.Module | None = None
-        self._in_a_row = 0
+        self.in_a_row = 0  # passes in which the module last taken was the one
         self._last: nn.Module | None = None
 
     def arm(self) -> None:
@@ -38,15 +38,15 @@ class ForwardWatch:
         """Stop watching."""
         self._region.watch = None
         self._found = self._last = None
-        self._in_a_row = 0
+        self.in_a_row = 0
 
-    def take(self) -> tuple[nn.Module | None, int]:
-        """Return the module found since the last call, and how often in a row it was the same one."""
+    def take(self) -> nn.Module | None:
+        """Return the module found since the last call."""
         found, self._found = self._found, None
         if found is not None:
-            self._in_a_row = self._in_a_row + 1 if found is self._last else 1
+            self.in_a_row = self.in_a_row + 1 if found is self._last else 1
             self._last = found
-        return found, self._in_a_row
+        return found
 
     def _look(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if self._found is None and not _finite(output) and _finite(args):

@@ -1,0 +1,129 @@
+"""What follows from a backward pass: is it clean, and if not, why, what is put right and what the user is told."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from mpx.errors import MpxError
+from mpx.monitors import Pass
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from mpx.engine.backward import Seen
+    from mpx.engine.kernels import Report
+    from mpx.engine.names import Names
+    from mpx.engine.scales import Scales
+    from mpx.engine.statistics import StatisticsGuard
+    from mpx.engine.watch import ForwardWatch
+    from mpx.engine.working import ModuleRules
+    from mpx.presets.policy import Policy
+
+__all__ = ["CollapseError", "Judge", "say"]
+
+
+class CollapseError(MpxError):
+    """Training went on overflowing and the preset says to stop: raised into the script."""
+
+    exit_code = 1
+
+
+class Judge:
+    """Moves the scale, restores statistics, and names the module where a forward pass leaves the half type's range."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        scales: Scales,
+        statistics: StatisticsGuard,
+        watch: ForwardWatch,
+        rules: ModuleRules,
+        names: Names,
+        report: Report,
+    ) -> None:
+        self._policy = policy
+        self._scales, self._statistics, self._watch = scales, statistics, watch
+        self._rules, self._names, self._report = rules, names, report
+        self._adjusts = policy.cast_model_type != "float32"
+        self._bad_in_a_row = 0
+
+    def judge(self, seen: Seen, *, number: int, step: int) -> Pass:
+        """Return the verdict on backward pass `number`, after `step` steps, and adjust what the next pass runs with.
+
+        A non-finite loss is no overflow of the scale: the scale stays. In an accumulation window that has overflowed
+        already nothing is known of a later pass alone: it is neither counted nor called clean.
+        """
+        module: nn.Module | None = None
+        kind: str | None
+        if not seen.loss_finite:
+            module = self._watch.take()
+            kind = "loss_nan" if module is None else "forward_inf"
+        else:
+            kind = "backward_inf" if seen.overflowed else None
+        one = Pass(number, step, seen, kind, None if module is None else self._names.of_module(module))
+        if kind is None:
+            self._accept(seen, number)
+        elif self._adjusts:
+            self._mend(one, module)
+        return one
+
+    def _accept(self, seen: Seen, number: int) -> None:
+        self._bad_in_a_row = 0
+        self._watch.disarm()
+        if self._adjusts and not seen.sticky:
+            self._scales.judge(seen.site, finite=True, backward=number)
+            self._statistics.accept()
+
+    def _mend(self, one: Pass, module: nn.Module | None) -> None:
+        self._bad_in_a_row += 1
+        for poisoned in self._statistics.restore():
+            name = self._names.of_module(poisoned)
+            text = f"running statistics of `{name}` put back after an overflowed forward pass"
+            self._report(f"statistics:{name}", text)
+        if one.kind == "backward_inf":
+            self._scales.judge(one.seen.site, finite=False, backward=one.number)
+            return
+        self._watch.arm()
+        after = self._policy.forward_overflow.float32_after
+        if (
+            module is not None
+            and 0 < after <= self._watch.in_a_row
+            and not self._rules.computes_float32(module)
+        ):
+            self._rules.name(module)
+            text = (
+                f"`{one.module}` computes in FP32: its {self._policy.dtype} forward pass overflowed "
+                f"{self._watch.in_a_row} times in a row"
+            )
+            self._report(f"forward:{one.module}", text)
+            say(
+                f"{text}. `--fp32-module '{one.module}'` does so from the start, `--dtype bfloat16` has FP32's range"
+            )
+
+    def look_at_collapse(self, one: Pass) -> None:
+        """Say so once when nothing but non-finite passes came for as long as the preset allows, or stop the script.
+
+        Raises:
+            CollapseError: The preset's `collapse.action` is "stop".
+        """
+        if one.kind is None or self._bad_in_a_row != self._policy.collapse.after:
+            return
+        half = self._policy.dtype
+        causes = {
+            "loss_nan": "the loss itself is not finite, which no loss scale can help: look at data and learning rate",
+            "forward_inf": f"the forward pass of `{one.module}` leaves the range of {half}: "
+            f"try `--fp32-module '{one.module}'` or `--dtype bfloat16`",
+            "backward_inf": f"gradients are not finite at a loss scale of {one.seen.scale:g}: "
+            "try `--dtype bfloat16`, or `--opt-level O0` to see whether FP32 trains",
+        }
+        text = f"{self._bad_in_a_row} backward passes in a row were not finite (last at {one.seen.site}): {causes[one.kind]}"
+        if self._policy.collapse.action == "stop":
+            raise CollapseError(text, hint="`--on-collapse warn` lets the run go on")
+        say(text)
+
+
+def say(text: str) -> None:
+    """Write one line of ours to stderr."""
+    sys.stderr.write(f"mpx: {text}\n")
