@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from mpx.record.model import Process, RunRecord
@@ -66,8 +67,13 @@ def skips_nonfinite(record: RunRecord) -> bool:
 
 
 def program(record: RunRecord) -> str:
-    """Return what ran, as short as the user would call it."""
-    return record.script or (record.command[-1] if record.command else "?")
+    """Return what ran, as short as the user would call it; of a command also the one script that worked below it."""
+    named = record.script or (record.command[-1] if record.command else "?")
+    if record.target_kind != "command":
+        return named
+    scripts = {PurePath(item.argv[0]).name for item in working(record) if item.argv}
+    below = scripts.pop() if len(scripts) == 1 else ""
+    return f"{PurePath(named).name}: {below}" if below else PurePath(named).name
 
 
 def working(record: RunRecord) -> list[Process]:

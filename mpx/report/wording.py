@@ -77,8 +77,8 @@ def seconds(value: float) -> str:
 
 
 def milliseconds(value: float) -> str:
-    """Return `24.1 ms`, with three digits that count; from 10 s on in seconds."""
-    if value >= 10_000:
+    """Return `24.1 ms`, with three digits that count; from 1 s on in seconds."""
+    if value >= 1000:
         return seconds(value / 1000)
     return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"
 

@@ -98,7 +98,11 @@ def test_the_search_for_the_range_is_told_as_normal():
 
 def test_a_search_below_1_gives_a_hint_that_the_command_line_accepts_exactly():
     scales = [2.0**-e for e in range(-16, 3)]
-    assert "loss_scale.init=2**-3`" in the(settling(*scales), "scale-settled").hint
+    found = the(settling(*scales), "scale-below-1")
+    assert "`--set loss_scale.init=2**-3`" in found.hint
+    assert found.severity == "warning"
+    assert "unusual" in found.text
+    assert "normal" not in found.text
 
 
 def test_with_accumulation_passes_are_not_called_steps():

@@ -2,6 +2,7 @@
 
 import io
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -203,6 +204,15 @@ def test_with_several_losses_the_line_says_which_one_it_shows():
     assert "3 -> 1 | one of 2 losses, of `gan.py:80`" in text
 
 
+def test_a_command_is_named_with_the_one_script_below_it():
+    command = RunRecord(script="/opt/bin/torchrun", target_kind="command", status="completed", exit_code=0)
+    ranks = [Process(f"r{rank}", rank=rank, trained=True, argv=["src/ddp.py", "--x"]) for rank in (0, 1)]
+    assert render(command, Options()).startswith("mpx  ? | torchrun | ")
+    assert render(replace(command, processes=ranks), Options()).startswith("mpx  ? | torchrun: ddp.py | ")
+    several = [*ranks, Process("eval", trained=True, argv=["eval.py"])]
+    assert render(replace(command, processes=several), Options()).startswith("mpx  ? | torchrun | ")
+
+
 def test_ranks_and_independent_processes_say_whose_counts_these_are():
     ranks = [Process(f"r{rank}", rank=rank, trained=True) for rank in (0, 1)]
     assert "2 ranks worked" in render(RunRecord(processes=ranks), Options())
@@ -255,7 +265,8 @@ def test_a_scale_history_begins_with_the_first_scale_and_ends_with_the_last():
         (wording.seconds(math.inf), "inf s"),
         (wording.milliseconds(0.0123), "0.0123 ms"),
         (wording.milliseconds(151.2), "151 ms"),
-        (wording.milliseconds(12000.0), "12.0 s"),
+        (wording.milliseconds(999.4), "999 ms"),
+        (wording.milliseconds(1956.0), "1.96 s"),
         (wording.bytes_(0), "0 B"),
         (wording.bytes_(1023), "1023 B"),
         (wording.bytes_(1482 * 2**20), "1.45 GiB"),

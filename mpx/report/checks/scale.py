@@ -76,13 +76,13 @@ def settled(record: RunRecord) -> Iterator[Finding]:
         return
     unit = overflow_unit(record)
     first = f"in the first {count(found.passes, unit)}" if found.passes > 1 else f"in the first {unit}"
-    normal = "This is normal"
-    if found.scale < 1:
-        normal = "A scale below 1 works, but is unusual: the loss is large, such as a sum in place of a mean"
+    low = found.scale < 1
+    unusual = "A scale below 1 works, but is unusual: the loss is large, such as a sum in place of a mean"
     yield Finding(
-        id="scale-settled",
-        severity="info",
-        text=f"{count(found.overflows, 'overflow')} {first}: the scale was finding its range. {normal}",
+        id="scale-below-1" if low else "scale-settled",
+        severity="warning" if low else "info",
+        text=f"{count(found.overflows, 'overflow')} {first}: the scale was finding its range. "
+        f"{unusual if low else 'This is normal'}",
         evidence=f"the scale was {scale(found.scale)} after them",
         hint=f"`--set loss_scale.init={setting(found.scale)}` starts where the search ended",
     )

@@ -192,7 +192,8 @@ def speed(record: RunRecord, _: Style) -> Iterator[Row]:
     if record.throughput is None:
         return
     per_second = record.throughput.steps_per_s
-    parts = [f"{per_second:.3g} steps/s" if per_second < 1000 else f"{per_second:,.0f} steps/s"]
+    rate = f"{per_second:.3g}" if per_second < 1000 else f"{per_second:,.0f}"
+    parts = [f"{rate} steps/s on average"]
     if record.throughput.step_ms:
         took = record.throughput.step_ms
         parts.append(f"{wording.milliseconds(took.median)} a step (median)")
