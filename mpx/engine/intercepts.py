@@ -109,7 +109,7 @@ TABLE: tuple[Intercept, ...] = (
         _scaler(name)
         for name in ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict")
     ),
-    # dynamo takes `Module.__call__` as it finds it for the unpatched one, and skips that: shown the original, it traces ours
+    # dynamo takes the `Module.__call__` it finds for the unpatched one and skips it; shown the original, it traces ours
     Intercept(
         "torch._dynamo.utils",
         "unpatched_nn_module_call",

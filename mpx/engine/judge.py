@@ -118,7 +118,8 @@ class Judge:
             "backward_inf": f"gradients are not finite at a loss scale of {one.seen.scale:g}: "
             "try `--dtype bfloat16`, or `--opt-level O0` to see whether FP32 trains",
         }
-        text = f"{self._bad_in_a_row} backward passes in a row were not finite (last at {one.seen.site}): {causes[one.kind]}"
+        passes = f"{self._bad_in_a_row} backward passes in a row"
+        text = f"{passes} were not finite (last at {one.seen.site}): {causes[one.kind]}"
         if self._policy.collapse.action == "stop":
             raise CollapseError(text, hint="`--on-collapse warn` lets the run go on")
         say(text)
