@@ -145,14 +145,8 @@ class Policy:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts, lists and scalars that `from_dict` and JSON can hold."""
-        tree: dict[str, Any] = {}
-        for key, value in self.flat().items():
-            *path, last = key.split(".")
-            branch = tree
-            for part in path:
-                branch = branch.setdefault(part, {})
-            branch[last] = list(value) if isinstance(value, tuple) else value
-        return tree
+        values = self.flat().items()
+        return _nest({key: list(value) if isinstance(value, tuple) else value for key, value in values})
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any]) -> Policy:
@@ -163,14 +157,7 @@ class Policy:
     @classmethod
     def from_flat(cls, values: Mapping[str, Any]) -> Policy:
         """Return the policy with these values under their dotted keys."""
-        tree: dict[str, Any] = {}
-        for key, value in values.items():
-            *path, last = key.split(".")
-            branch = tree
-            for part in path:
-                branch = branch.setdefault(part, {})
-            branch[last] = value
-        return cls.from_dict(tree)
+        return cls.from_dict(_nest(values))
 
 
 @dataclass(frozen=True)
@@ -256,6 +243,17 @@ def _flatten(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
             yield from _flatten(value, f"{prefix}{item.name}.")
         else:
             yield prefix + item.name, value
+
+
+def _nest(values: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        *path, last = key.split(".")
+        branch = tree
+        for part in path:
+            branch = branch.setdefault(part, {})
+        branch[last] = value
+    return tree
 
 
 def _build(owner: Any, tree: Mapping[str, Any], prefix: str) -> Any:
