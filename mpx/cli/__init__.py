@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from mpx import __version__
-from mpx.errors import MpxError, render
+from mpx.errors import MpxError, UsageError, render
 
 __all__ = ["cli", "main"]
 
@@ -40,8 +40,10 @@ class _LazyGroup(click.Group):
         name = args[0]
         if name not in _COMMANDS and not name.startswith("-"):
             nearest = difflib.get_close_matches(name, _COMMANDS, n=1)
-            hint = f"did you mean `mpx {nearest[0]}`?" if nearest else f"`mpx run {name}` runs a script"
-            ctx.fail(f"there is no command `{name}`. Expected one of: {', '.join(_COMMANDS)}\n\nhint: {hint}")
+            raise UsageError(
+                f"there is no command `{name}`. Expected one of: {', '.join(_COMMANDS)}",
+                hint=f"did you mean `mpx {nearest[0]}`?" if nearest else f"`mpx run {name}` runs a script",
+            )
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

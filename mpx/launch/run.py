@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, NoReturn
@@ -38,7 +38,7 @@ class Order:
         return str(self.preset["name"])
 
 
-def check_ops(names: Iterable[str], environ: Mapping[str, str]) -> None:
+def check_ops(names: Sequence[str], environ: Mapping[str, str]) -> None:
     """End with a refusal if the installed torch has no such operations.
 
     It is asked in a process of its own (2 s), so only about names that the shipped lists do not have.
