@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mpx.engine.devices import describe
+from mpx.record import RunDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-from mpx.record import RunDirectory
-
 __all__ = ["Journal"]
 
+FIRST_WAIT_S = (
+    0.1  # the first snapshots come early and ever further apart: a run that dies young has numbers too
+)
 AT_OVERFLOW_S = 0.5  # snapshots that overflows ask for are at least so far apart
 
 
@@ -41,6 +43,7 @@ class Journal:
         self._shard = self._directory.shard(self.process)
         self._begun = False
         self._ended = False
+        self._wait_s = 0.0
         self._last = time.monotonic()
 
     @property
@@ -65,8 +68,9 @@ class Journal:
 
     def tick(self, *, urgent: bool = False) -> None:
         """Write a snapshot when the last one is old enough."""
-        if time.monotonic() - self._last >= (AT_OVERFLOW_S if urgent else self._interval_s):
+        if time.monotonic() - self._last >= (min(AT_OVERFLOW_S, self._wait_s) if urgent else self._wait_s):
             self.snapshot()
+            self._wait_s = min(max(2.0 * self._wait_s, FIRST_WAIT_S), self._interval_s)
 
     def snapshot(self) -> None:
         """Write a snapshot now."""
