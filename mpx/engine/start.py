@@ -44,12 +44,17 @@ def start(run_dir: Path) -> Session:
 
 
 def _end_with_process(journal: Journal) -> None:
+    """See to the last snapshot. Children of multiprocessing leave by `os._exit`: they run finalizers, not atexit."""
     atexit.register(journal.end)
-    # children of multiprocessing leave by os._exit: they run finalizers, not atexit
+    _finalize(journal)
+    # a forked child of multiprocessing forgets the finalizers that it inherited, then runs these
+    multiprocessing.util.register_after_fork(journal, _finalize)
+
+
+def _finalize(journal: Journal) -> None:
     multiprocessing.util.Finalize(None, journal.end, exitpriority=0)
 
 
 def _continue(session: Session, journal: Journal) -> None:
     session.forked()
     journal.continue_in_child()
-    _end_with_process(journal)
