@@ -139,9 +139,9 @@ class Session:
         if chosen.coverage and self._casts:
             yield Coverage()
         if chosen.throughput:
-            yield Throughput()
+            yield Throughput(chosen.history_points)
         if chosen.memory:
-            yield PeakMemory()
+            yield PeakMemory(chosen.history_points)
 
     def install(self) -> None:
         """Let torch work at the policy's level. If anything fails, torch is as before."""

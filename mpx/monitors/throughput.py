@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from mpx.monitors.base import Monitor
-from mpx.record.series import Durations
+from mpx.record.series import Durations, Thinned
 
 if TYPE_CHECKING:
     from mpx.engine.stepping import Step
@@ -20,15 +20,18 @@ WARM_UP = 2  # steps: allocations, lazy initialisation, compilation
 class Throughput(Monitor):
     """`throughput` of the record, from step to step without the first ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, points: int) -> None:
         self._durations = Durations(SAMPLE)
+        self._history = Thinned(points)
         self._last: float | None = None
         self._seen = 0
 
     def stepped(self, step: Step) -> None:
         now = time.perf_counter()
         if self._last is not None and self._seen >= WARM_UP:
-            self._durations.append(now - self._last)
+            took = now - self._last
+            self._durations.append(took)
+            self._history.append(self._seen + 1, took)
         self._last = now
         self._seen += 1
 
@@ -37,6 +40,11 @@ class Throughput(Monitor):
         if median is None or p95 is None:
             return {"throughput": None}
         mean = self._durations.total / self._durations.count
+        history = zip(*self._history.to_lists(), strict=True)
         return {
-            "throughput": {"steps_per_s": 1.0 / mean, "step_ms": {"median": 1000.0 * median, "p95": 1000.0 * p95}}
+            "throughput": {
+                "steps_per_s": 1.0 / mean,
+                "step_ms": {"median": 1000.0 * median, "p95": 1000.0 * p95},
+                "history": [[step, round(1000.0 * took, 4)] for step, took in history],
+            }
         }

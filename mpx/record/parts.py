@@ -122,18 +122,20 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Throughput:
-    """How fast the steps were, without what came before the first."""
+    """How fast the steps were, without the first ones; `history` holds `[step, milliseconds]`, thinned."""
 
     steps_per_s: float
     step_ms: StepTime | None = None
+    history: list[list[float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """The most memory that was in use at once on `device`."""
+    """The most memory that was in use at once on `device`; `history` holds `[step, peak until then]`, thinned."""
 
     peak_bytes: int
     device: str = ""
+    history: list[list[float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
