@@ -38,8 +38,8 @@ format: install ## rewrite the files in the house format and apply the safe fixe
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: install ## time a step of both example scripts under plain python and at each level
-	$(BIN)/python scripts/bench_overhead.py $(ARGS)
+bench: install ## ratios of step time and memory against plain FP32 and torch.amp by hand, side by side
+	$(BIN)/python scripts/bench.py $(ARGS)
 
 check: lint test ## what a reviewer runs: lint, then every test
 

@@ -1,0 +1,122 @@
+"""Measure what mpx costs and gains against plain FP32 and against torch.amp written by hand.
+
+Every figure is a ratio of two processes that ran one after the other with the same threads and the same seed: the spellings of a workload take turns
+(A B C A B C ...), each process gives the median of its step times, each round a ratio, and the median of the rounds is
+printed with their range. Single absolute times on a shared machine mean nothing and are kept in the JSON only.
+
+    python scripts/bench.py --workloads gpt,cnn --rounds 5 --json bench.json
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+WORKLOADS = Path(__file__).parent / "bench_workloads.py"
+ALL = ("mlp", "cnn", "gpt", "lstm", "many", "gan", "accumulation")
+STEPS = {"mlp": 400, "gan": 100, "many": 10, "cnn": 20, "gpt": 40, "lstm": 30, "accumulation": 20}
+
+
+def spelling(name: str, workload: str, steps: int, out: str) -> list[str]:
+    """Return the command of one spelling: `plain`, `float16` and `bfloat16` by hand, or a level such as `O1-bf16`."""
+    script = [str(WORKLOADS), workload, "--steps", str(steps)]
+    if name == "plain":
+        return [sys.executable, *script]
+    if name.startswith("hand-"):
+        return [sys.executable, *script, "--amp", name.removeprefix("hand-")]
+    return [sys.executable, "-m", "mpx", "run", "-qq", "--out", out, "--opt-level", name, *script]
+
+
+def measure(name: str, workload: str, steps: int, threads: int) -> dict[str, Any]:
+    """Run one process; return its median step in milliseconds and its peak memory in MiB."""
+    with tempfile.TemporaryDirectory() as folder:
+        finished = subprocess.run(
+            spelling(name, workload, steps, str(Path(folder) / "run")),
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if finished.returncode:
+        sys.exit(f"{workload} as {name} failed with exit code {finished.returncode}\n{finished.stderr}")
+    figures = json.loads(finished.stdout.splitlines()[-1])
+    return {"step_ms": statistics.median(figures["step_ms"]), "peak_mib": figures["peak_mib"]}
+
+
+def reference(name: str) -> str:
+    """Return the spelling that a level is compared with besides plain: torch.amp by hand of the same half type."""
+    return "hand-bfloat16" if "bf16" in name else "hand-float16"
+
+
+def ratios(rounds: list[dict[str, dict[str, Any]]], name: str, base: str, figure: str) -> dict[str, float]:
+    """Return median, least and largest ratio over the rounds."""
+    found = [one[name][figure] / one[base][figure] for one in rounds]
+    return {"median": statistics.median(found), "min": min(found), "max": max(found)}
+
+
+def main() -> None:
+    """Run the pairs and print a table of ratios."""
+    parser = argparse.ArgumentParser(description="Ratios of step time and memory, measured side by side.")
+    parser.add_argument("--workloads", default=",".join(ALL))
+    parser.add_argument("--levels", default="O0,O1,O2,O1-bf16,O2-bf16")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    levels = args.levels.split(",")
+    by_hand = sorted({reference(level) for level in levels if level != "O0"})
+    names = ["plain", *by_hand, *levels]
+    result: dict[str, Any] = {
+        "machine": platform.processor() or platform.machine(),
+        "threads": args.threads,
+        "rows": [],
+    }
+    print(f"{'workload':14}{'spelling':15}{'step / plain':>24}{'step / by hand':>24}{'memory / by hand':>20}")
+    for workload in args.workloads.split(","):
+        slow = workload == "cnn"  # by hand in FP16 it takes minutes on a CPU: once is enough to say so
+        rounds: list[dict[str, dict[str, Any]]] = []
+        for number in range(args.rounds):
+            one = {}
+            for name in names:
+                if slow and name == "hand-float16":
+                    one[name] = rounds[0][name] if number else measure(name, workload, 1, args.threads)
+                else:
+                    one[name] = measure(name, workload, STEPS[workload], args.threads)
+            rounds.append(one)
+        for name in names[1:]:
+            base = reference(name)
+            row: dict[str, Any] = {
+                "workload": workload,
+                "spelling": name,
+                "plain": ratios(rounds, name, "plain", "step_ms"),
+            }
+            if name in levels and name != "O0":
+                row["by_hand"] = ratios(rounds, name, base, "step_ms")
+                row["memory"] = ratios(rounds, name, base, "peak_mib")
+            result["rows"].append(row)
+            print(
+                f"{workload:14}{name:15}"
+                + "".join(_cell(row.get(key)) for key in ("plain", "by_hand", "memory")),
+                flush=True,
+            )
+        result.setdefault("rounds", {})[workload] = rounds
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def _cell(ratio: dict[str, float] | None) -> str:
+    return (
+        " " * 24
+        if ratio is None
+        else f"{ratio['median']:8.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})".rjust(24)
+    )
+
+
+if __name__ == "__main__":
+    main()
