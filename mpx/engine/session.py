@@ -8,26 +8,38 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from mpx.engine.backward import Backward, Seen
+from mpx.engine.backward import Backward
 from mpx.engine.checkpoints import Checkpoints
 from mpx.engine.devices import DEVICES, HALF
 from mpx.engine.functions import ScriptFunctions
 from mpx.engine.gradients import Flags
 from mpx.engine.half_model import HalfModel, guard_optimizer
+from mpx.engine.hooks import Hooks
 from mpx.engine.intercepts import Intercepts
 from mpx.engine.judge import Judge, say
 from mpx.engine.leaves import Leaves
 from mpx.engine.names import Names
 from mpx.engine.oprules import OpRules
 from mpx.engine.region import AS_THEY_ARE, Adoption, Region
+from mpx.engine.running import Running
 from mpx.engine.scales import Scales
 from mpx.engine.script_amp import ScriptAmp
 from mpx.engine.statistics import StatisticsGuard
-from mpx.engine.stepping import Step, Stepping
+from mpx.engine.stepping import Stepping
 from mpx.engine.substitutions import Substitutions
 from mpx.engine.watch import ForwardWatch
 from mpx.engine.working import ModuleRules, WorkingCopies
-from mpx.monitors import Coverage, Losses, Monitor, Overflows, PeakMemory, Progress, Throughput
+from mpx.monitors import (
+    Coverage,
+    Losses,
+    Monitor,
+    Overflows,
+    PeakMemory,
+    Progress,
+    Seen,
+    Step,
+    Throughput,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,9 +73,9 @@ class Session:
         self._working = (
             WorkingCopies(half, rules, self._substitutions.tell) if policy.master_weights else None
         )
-        self._leaves = Leaves()
+        self.leaves: Leaves = Leaves()
         self._flags = Flags()
-        self._names = Names(self._leaves)
+        self._names = Names(self.leaves)
         self._statistics = StatisticsGuard()
 
         self.scales: Scales = Scales(policy.loss_scale, policy.monitors.history_points)
@@ -82,21 +94,26 @@ class Session:
             names=self._names,
             report=tell,
         )
+        running = Running()
+        skips = self._casts and (
+            policy.skip_nonfinite == "always" or (policy.skip_nonfinite == "auto" and self.scales.in_force)
+        )
+        self.hooks: Hooks = Hooks(running, self._flags, skips=skips)
         self.backward: Backward = Backward(
             self.scales,
-            self._leaves,
+            self.leaves,
             self._flags,
+            running,
             around=self._around_backward,
             judged=self._judged,
             checks=self._casts,
-        )
-        skips = policy.skip_nonfinite == "always" or (
-            policy.skip_nonfinite == "auto" and self.scales.in_force
+            skips=skips,
         )
         self.stepping: Stepping = Stepping(
             self._flags,
-            skips=skips and self._casts,
+            skips=skips,
             attempts=policy.collapse.after,
+            falls=lambda: self.scales.falls,
             before=self._before_step,
             after=self._stepped,
             around=self.region.disabled,
@@ -107,6 +124,8 @@ class Session:
             self._substitutions.tell,
             refused=self.region.refused,
             stand_back=self._stand_back,
+            stepped=self._stepped,
+            silent_steps=self.stepping.told_by_others,
         )
         self.checkpoints: Checkpoints = Checkpoints(self.scales)
         self._oprules = OpRules(policy, DEVICES.values(), tell)
@@ -135,13 +154,13 @@ class Session:
         if chosen.losses:
             yield Losses(chosen.history_points)
         if chosen.overflow:
-            yield Overflows(self._names, self._emit)
+            yield Overflows(self._names.of_nearest_to_loss, self._emit)
         if chosen.coverage and self._casts:
             yield Coverage()
         if chosen.throughput:
             yield Throughput(chosen.history_points)
         if chosen.memory:
-            yield PeakMemory(chosen.history_points)
+            yield PeakMemory(chosen.history_points, _peak_memory)
 
     def install(self) -> None:
         """Let torch work at the policy's level. If anything fails, torch is as before."""
@@ -174,27 +193,28 @@ class Session:
 
     def saw_group(self, optimizer: Optimizer) -> None:
         """An optimizer got a parameter group."""
-        self._leaves.saw_optimizer(optimizer)
+        self.leaves.saw_optimizer(optimizer)
         if self._half_model is not None:
             self._half_model.convert(p for group in optimizer.param_groups for p in group["params"])
             guard_optimizer(optimizer, self.policy.optimizer, self._substitutions.tell)
 
     def _began(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._leaves.saw_call(module, args, kwargs)
+        self.leaves.saw_call(module, args, kwargs)
         if self._casts and torch.is_grad_enabled():
             self._statistics.before_call(module)
         self._notify(lambda monitor: monitor.called(module))
 
     def _ended(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self._leaves.saw_output(output)
+        self.leaves.saw_output(module, output)
         if self.region.watch is not None:
             self.region.watch(module, args, output)
 
     @contextmanager
     def _sampled(self, module: nn.Module) -> Iterator[None]:
         with ExitStack() as stack:
-            for monitor in self._monitors:
-                stack.enter_context(monitor.around(module))
+            for monitor in list(self._monitors):
+                with self._guarded(monitor):
+                    stack.enter_context(monitor.around(module))
             yield
 
     @contextmanager
@@ -215,7 +235,7 @@ class Session:
         self._judge.look_at_collapse(one)
 
     def _before_step(self, optimizer: Optimizer) -> None:
-        self._leaves.saw_optimizer(optimizer)
+        self.leaves.saw_optimizer(optimizer)
         if self._working is not None:
             self._working.drop()
         if self._half_model is not None:
@@ -230,7 +250,10 @@ class Session:
         self._substitutions.tell(
             "script-amp-kept", "the script's own mixed precision runs; the level is not applied"
         )
-        self.region.casts = self.backward.active = False
+        self.region.casts = self._casts = False
+        self._oprules.remove()
+        self._judge.stand_back()
+        self.backward.stand_back(self.script_amp.true_losses)
 
     def _notify(self, call: Callable[[Monitor], None]) -> None:
         for monitor in list(self._monitors):
@@ -248,3 +271,8 @@ class Session:
             where = type(monitor).__name__
             self._emit("fault", where=where, text=repr(error))
             say(f"the monitor {where} failed and is off ({error!r}); the run goes on")
+
+
+def _peak_memory() -> tuple[str, int]:
+    kind = "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"
+    return kind, DEVICES[kind].peak_bytes()
