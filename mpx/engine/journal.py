@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import multiprocessing.process
 import os
 import platform
 import socket
@@ -34,6 +34,7 @@ class Journal:
         self._directory = RunDirectory.open(run_dir)
         self._interval_s = interval_s
         self._summary = summary
+        self._child = _is_child()
         self._fresh()
 
     def _fresh(self) -> None:
@@ -45,6 +46,11 @@ class Journal:
         self._ended = False
         self._wait_s = 0.0
         self._last = time.monotonic()
+
+    @property
+    def of_child(self) -> bool:
+        """Whether multiprocessing started this process: unless it does something, it leaves nothing."""
+        return self._child or multiprocessing.parent_process() is not None
 
     @property
     def forked(self) -> bool:
@@ -79,11 +85,18 @@ class Journal:
 
     def end(self) -> None:
         """Write the last snapshot and the `end` event, once, if this process did anything or is the run's own."""
-        if self._ended or self.forked or not (self._begun or multiprocessing.parent_process() is None):
+        if self._ended or self.forked:
+            return
+        if self.of_child and not self._begun and not self._summary().get("forwards"):
             return
         self._ended = True
         self.snapshot()
         self.emit("end")
+
+
+def _is_child() -> bool:
+    # A child that is spawned imports the script, and with it torch, before it knows its parent: until then this tells.
+    return hasattr(multiprocessing.process.current_process(), "_inheriting")
 
 
 def _facts() -> dict[str, Any]:

@@ -36,7 +36,7 @@ def start(run_dir: Path) -> Session:
     session = Session(policy, emit, tick)
     journal = Journal(run_dir, policy.flush_interval_s, session.summary)
     session.install()
-    if multiprocessing.parent_process() is None:
+    if not journal.of_child:
         journal.begin()
     _end_with_process(journal)
     os.register_at_fork(after_in_child=lambda: _continue(session, journal))
