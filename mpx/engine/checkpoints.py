@@ -1,4 +1,7 @@
-"""The scaler's state travels in the optimizer's `state_dict`, so a resumed run equals the uninterrupted one; plain python ignores it."""
+"""The scaler's state travels in the optimizer's `state_dict`, so a resumed run equals the uninterrupted one.
+
+Plain python ignores it: `load_state_dict` of torch looks at "state" and "param_groups" only.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from mpx.engine.scales import Scales
 
 __all__ = ["Checkpoints"]
 
-KEY = "mpx"  # beside "state" and "param_groups"; torch's load_state_dict looks at those two only
+KEY = "mpx"
 
 
 class Checkpoints:
@@ -21,10 +26,10 @@ class Checkpoints:
         self._scales = scales
 
     def wrap_state_dict(self, original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-        """Return a `state_dict` that adds `{"mpx": {"loss_scales": {site: {"scale", "clean"}}}}` where losses are scaled."""
+        """Return a `state_dict` with `{"mpx": {"loss_scales": {site: {"scale", "clean"}}}}` where losses are scaled."""
 
         @wraps(original)
-        def state_dict(optimizer: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        def state_dict(optimizer: Optimizer, *args: Any, **kwargs: Any) -> dict[str, Any]:
             state = original(optimizer, *args, **kwargs)
             if self._scales.in_force:
                 state[KEY] = {"loss_scales": self._scales.export_state()}
@@ -36,7 +41,9 @@ class Checkpoints:
         """Return a `load_state_dict` that takes the scaler's state back."""
 
         @wraps(original)
-        def load_state_dict(optimizer: Any, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        def load_state_dict(
+            optimizer: Optimizer, state_dict: dict[str, Any], *args: Any, **kwargs: Any
+        ) -> None:
             original(optimizer, state_dict, *args, **kwargs)
             if KEY in state_dict and self._scales.in_force:
                 self._scales.restore_state(state_dict[KEY]["loss_scales"])

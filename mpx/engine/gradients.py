@@ -1,14 +1,15 @@
 """Scaled gradients in, true gradients out: the arithmetic on lists of `.grad`, and the flags of those that overflowed.
 
-A flag belongs to one gradient and dies with it: when `.grad` is set to None, replaced or zeroed. What a script does in between (clipping turns an
-infinity into a number) does not remove it.
+What is asked of a device is a tensor first, a flag that is nonzero where something was infinite or NaN. `read` fetches
+all flags of a pass together: one synchronisation.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,65 +17,118 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Flags", "non_finite", "scale_", "unscale_and_check_", "values_of"]
+__all__ = ["Flags", "make_harmless_", "non_finite", "non_finite_flags", "read", "scale_", "unscale_"]
+
+COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+# The one element of an overflowed gradient that is not 0, so that the gradient can be told from one that the script has
+# zeroed. Clipping leaves something of it, its square is 0, and no weight of FP32 moves by it.
+TRACE = 1e-25
 
 
-def values_of(grad: Tensor) -> Tensor:
+def _values(grad: Tensor) -> Tensor:
     """Return the tensor that holds a gradient's numbers: the values of a sparse one, whose layout must not change."""
-    return grad._values() if grad.layout is torch.sparse_coo else grad
+    if grad.layout is torch.sparse_coo:
+        return grad._values()
+    return grad.values() if grad.layout in COMPRESSED else grad
 
 
 def _grouped(grads: Iterable[Tensor]) -> list[list[Tensor]]:
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
     for grad in grads:
-        numbers = values_of(grad).detach()
-        if numbers.is_floating_point():
-            groups[numbers.device, numbers.dtype].append(numbers)
-        elif numbers.is_complex():
-            real = torch.view_as_real(numbers)
-            groups[real.device, real.dtype].append(real)
+        numbers = _values(grad).detach()
+        if numbers.is_complex():
+            numbers = torch.view_as_real(numbers)
+        groups[numbers.device, numbers.dtype].append(numbers)
     return list(groups.values())
 
 
 @torch.no_grad()
-def scale_(grads: Sequence[Tensor], factor: float) -> None:
+def scale_(grads: Iterable[Tensor], factor: float) -> None:
     """Multiply gradients in place; exact for a power of two."""
     for group in _grouped(grads):
         torch._foreach_mul_(group, factor)
 
 
 @torch.no_grad()
-def unscale_and_check_(grads: Sequence[Tensor], scale: float) -> bool:
-    """Divide gradients by `scale` in place and return whether any was infinite or NaN. One host synchronisation per device."""
-    found = []
+def unscale_(grads: Iterable[Tensor], scale: float) -> list[Tensor]:
+    """Divide gradients by `scale` in place and return flags for `read`: whether any was infinite or NaN."""
+    flags = []
     for group in _grouped(grads):
         device = group[0].device
-        flag = torch.zeros((), dtype=torch.float32, device=device)
         if group[0].dtype is torch.float64:  # the kernel takes FP32 and half only
-            torch._foreach_div_(group, scale)
-            flag.fill_(float(any(not torch.isfinite(grad).all() for grad in group)))
+            torch._foreach_mul_(group, 1.0 / scale)
+            largest = torch.stack(torch._foreach_norm(group, float("inf")))
+            flags.append(_flag(torch.isfinite(largest)))
         else:
+            flag = torch.zeros((), dtype=torch.float32, device=device)
             inverse = torch.full((), 1.0 / scale, dtype=torch.float32, device=device)
             torch._amp_foreach_non_finite_check_and_unscale_(group, flag, inverse)
-        found.append(flag)
-    return any(bool(flag.item()) for flag in found)
+            flags.append(flag)
+    return flags
 
 
 @torch.no_grad()
+def non_finite_flags(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return a flag for each tensor, for `read`; changes nothing."""
+    return [_flag(torch.isfinite(_values(tensor).detach())) for tensor in tensors]
+
+
+def _flag(finite: Tensor) -> Tensor:
+    return finite.all().logical_not().to(torch.float32)
+
+
+def read(flags: Sequence[Tensor]) -> list[bool]:
+    """Return which flags are raised. Waits for each device once."""
+    answers: dict[int, bool] = {}
+    groups: dict[torch.device, list[int]] = defaultdict(list)
+    for place, flag in enumerate(flags):
+        if type(flag) is Tensor and flag.device.type != "cpu":
+            groups[flag.device].append(place)
+        else:
+            answers[place] = bool(flag.item())
+    for places in groups.values():
+        values = torch.stack([flags[place] for place in places]).tolist()
+        answers.update((place, bool(value)) for place, value in zip(places, values, strict=True))
+    return [answers[place] for place in range(len(flags))]
+
+
 def non_finite(leaves: Iterable[Tensor]) -> list[Tensor]:
     """Return the leaves whose gradient holds an infinity or NaN. For the rare case: it looks at each one."""
-    return [
-        leaf for leaf in leaves if leaf.grad is not None and not bool(torch.isfinite(values_of(leaf.grad)).all().item())
-    ]
+    graded = [(leaf, leaf.grad) for leaf in leaves if leaf.grad is not None]
+    flags = read(non_finite_flags(grad for _, grad in graded))
+    return [leaf for (leaf, _), bad in zip(graded, flags, strict=True) if bad]
 
 
-class _Flag(NamedTuple):
+@torch.no_grad()
+def make_harmless_(grads: Iterable[Tensor]) -> None:
+    """Set overflowed gradients to 0, but for `TRACE`.
+
+    The infinities came with the loss scale, so the script must not meet them: an update by hand (`w -= lr * w.grad`),
+    the first step of SAM or a copied gradient would take them into the weights, a check of the norm would end the run.
+    """
+    for grad in grads:
+        numbers = _values(grad).detach()
+        numbers = getattr(numbers, "_local_tensor", numbers)  # of a DTensor
+        numbers.zero_()
+        if numbers.numel():
+            least = torch.finfo(numbers.dtype).smallest_normal
+            numbers[(0,) * numbers.dim()] = max(TRACE, least)
+
+
+@dataclass(slots=True)
+class _Flag:
     leaf: weakref.ref[Tensor]
     grad: weakref.ref[Tensor]
+    spent: bool = False
 
 
 class Flags:
-    """Which gradients overflowed when they were computed."""
+    """Which gradients overflowed when they were computed.
+
+    A flag belongs to one gradient and dies with it: when `.grad` is set to None, replaced or zeroed. What a script does
+    to it in between (clipping) does not remove it. Once a step was skipped for it a flag is spent: it dies at the next
+    backward pass, so a script that never zeroes its gradients loses one step and not all.
+    """
 
     def __init__(self) -> None:
         self._flags: dict[int, _Flag] = {}
@@ -84,16 +138,27 @@ class Flags:
         for leaf in leaves:
             if leaf.grad is not None:
                 self._flags[id(leaf)] = _Flag(weakref.ref(leaf), weakref.ref(leaf.grad))
-
-    def refresh(self, leaves: Iterable[Tensor]) -> None:
-        """Flag `leaves` again if they are flagged: accumulation may have replaced the gradient that their flag describes."""
-        self.raise_for([leaf for leaf in leaves if id(leaf) in self._flags])
+        for key in [key for key, flag in self._flags.items() if flag.leaf() is None]:
+            del self._flags[key]
 
     def among(self, leaves: Iterable[Tensor]) -> list[Tensor]:
-        """Return those of `leaves` whose gradient is flagged, forgetting flags whose gradient is gone. Free while nothing overflows."""
+        """Return those of `leaves` whose gradient is flagged. Free while nothing overflows."""
         if not self._flags:
             return []
         return [leaf for leaf in leaves if self._alive(leaf)]
+
+    def spend(self, leaves: Iterable[Tensor]) -> None:
+        """Note that a step was skipped for the flags of these leaves."""
+        for leaf in leaves:
+            self._flags[id(leaf)].spent = True
+
+    def begin_pass(self, leaves: Iterable[Tensor]) -> list[Tensor]:
+        """Return those of `leaves` that are flagged, before a backward pass adds to them; forget spent flags."""
+        flagged = self.among(leaves)
+        for leaf in flagged:
+            if self._flags[id(leaf)].spent:
+                del self._flags[id(leaf)]
+        return [leaf for leaf in flagged if id(leaf) in self._flags]
 
     def _alive(self, leaf: Tensor) -> bool:
         flag = self._flags.get(id(leaf))
@@ -101,7 +166,9 @@ class Flags:
             return False
         grad = leaf.grad
         same = flag.leaf() is leaf and grad is not None and flag.grad() is grad
-        if same and bool(values_of(grad).detach().count_nonzero().item()):  # NaN counts as nonzero
+        if (
+            same and grad is not None and bool(_values(grad).detach().count_nonzero().item())
+        ):  # NaN counts as nonzero
             return True
         del self._flags[id(leaf)]
         return False

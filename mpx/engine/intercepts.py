@@ -63,13 +63,14 @@ TABLE: tuple[Intercept, ...] = (
     Intercept("torch.autograd", "backward", lambda s, original: s.backward.wrap_backward(original)),
     Intercept("torch.autograd", "grad", lambda s, original: s.backward.wrap_grad(original)),
     Intercept(
-        "torch._tensor", "Tensor.register_hook", lambda s, original: s.backward.wrap_register_hook(original)
+        "torch._tensor", "Tensor.register_hook", lambda s, original: s.hooks.wrap_register_hook(original)
     ),
     Intercept(
         "torch._tensor",
         "Tensor.register_post_accumulate_grad_hook",
-        lambda s, original: s.backward.wrap_register_post_accumulate_grad_hook(original),
+        lambda s, original: s.hooks.wrap_register_post_accumulate_grad_hook(original),
     ),
+    Intercept("torch._tensor", "Tensor.retain_grad", lambda s, original: s.leaves.wrap_retain_grad(original)),
     Intercept(
         "torch.autograd.function", "Function.apply", lambda s, original: s.functions.wrap_apply(original)
     ),
@@ -156,9 +157,12 @@ class Intercepts:
         for part in path:
             owner = getattr(owner, part)
         present = getattr(owner, name)
-        own = vars(owner).get(name, present)  # the descriptor itself: a staticmethod must come back as one
+        own = dict(vars(owner))  # the descriptors themselves: a staticmethod must come back as one
         setattr(owner, name, row.build(self._session, present))
-        self._undo.append(lambda: setattr(owner, name, own))
+        if isinstance(owner, type) and name not in own:  # a base class has it
+            self._undo.append(lambda: delattr(owner, name))
+        else:
+            self._undo.append(lambda: setattr(owner, name, own.get(name, present)))
 
     def _wait_for(self, row: Intercept) -> None:
         finder = AfterImport(row.module, lambda: self._replace(row))

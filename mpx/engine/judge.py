@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from mpx.errors import MpxError
-from mpx.monitors import Pass
+from mpx.monitors import Pass, Seen
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from mpx.engine.backward import Seen
     from mpx.engine.kernels import Report
     from mpx.engine.names import Names
     from mpx.engine.scales import Scales
@@ -47,7 +47,11 @@ class Judge:
         self._scales, self._statistics, self._watch = scales, statistics, watch
         self._rules, self._names, self._report = rules, names, report
         self._adjusts = policy.cast_model_type != "float32"
-        self._bad_in_a_row = 0
+        self._bad_in_a_row: Counter[str] = Counter()  # by call site: in a GAN one player may collapse alone
+
+    def stand_back(self) -> None:
+        """From now on only name what is seen: the script has mixed precision of its own."""
+        self._adjusts = False
 
     def judge(self, seen: Seen, *, number: int, step: int) -> Pass:
         """Return the verdict on backward pass `number`, after `step` steps, and adjust what the next pass runs with.
@@ -70,14 +74,16 @@ class Judge:
         return one
 
     def _accept(self, seen: Seen, number: int) -> None:
-        self._bad_in_a_row = 0
-        self._watch.disarm()
-        if self._adjusts and not seen.sticky:
+        self._watch.disarm(seen.site)
+        if seen.sticky:
+            return
+        self._bad_in_a_row[seen.site] = 0
+        if self._adjusts:
             self._scales.judge(seen.site, finite=True, backward=number)
             self._statistics.accept()
 
     def _mend(self, one: Pass, module: nn.Module | None) -> None:
-        self._bad_in_a_row += 1
+        self._bad_in_a_row[one.seen.site] += 1
         for poisoned in self._statistics.restore():
             name = self._names.of_module(poisoned)
             text = f"running statistics of `{name}` put back after an overflowed forward pass"
@@ -85,7 +91,7 @@ class Judge:
         if one.kind == "backward_inf":
             self._scales.judge(one.seen.site, finite=False, backward=one.number)
             return
-        self._watch.arm()
+        self._watch.arm(one.seen.site)
         after = self._policy.forward_overflow.float32_after
         if (
             module is not None
@@ -108,18 +114,19 @@ class Judge:
         Raises:
             CollapseError: The preset's `collapse.action` is "stop".
         """
-        if one.kind is None or self._bad_in_a_row != self._policy.collapse.after:
+        in_a_row = self._bad_in_a_row[one.seen.site]
+        if one.kind is None or in_a_row != self._policy.collapse.after:
             return
         half = self._policy.dtype
+        wider = "" if half == "bfloat16" else "`--dtype bfloat16` or "
         causes = {
             "loss_nan": "the loss itself is not finite, which no loss scale can help: look at data and learning rate",
             "forward_inf": f"the forward pass of `{one.module}` leaves the range of {half}: "
-            f"try `--fp32-module '{one.module}'` or `--dtype bfloat16`",
+            f"try {wider}`--fp32-module '{one.module}'`",
             "backward_inf": f"gradients are not finite at a loss scale of {one.seen.scale:g}: "
-            "try `--dtype bfloat16`, or `--opt-level O0` to see whether FP32 trains",
+            f"try {wider}`--opt-level O0`, to see whether FP32 trains",
         }
-        passes = f"{self._bad_in_a_row} backward passes in a row"
-        text = f"{passes} were not finite (last at {one.seen.site}): {causes[one.kind]}"
+        text = f"{in_a_row} backward passes in a row were not finite (at {one.seen.site}): {causes[one.kind]}"
         if self._policy.collapse.action == "stop":
             raise CollapseError(text, hint="`--on-collapse warn` lets the run go on")
         say(text)

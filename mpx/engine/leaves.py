@@ -1,15 +1,17 @@
 """Finding the tensors whose `.grad` a backward pass may fill, so that each can be unscaled when it returns.
 
-Three sources, because none is complete alone. Parameters of modules that were called: re-entrant checkpointing fills them from inside the
-backward pass, where no walk of the outer graph sees them. Parameters of optimizers: models without modules. A walk of the graph between the
-loss and the outermost modules' outputs, and upstream of their inputs: adversarial inputs, learnable images, raw tensors.
-The walk stops at marks left on the outputs (`Node.metadata` lives on the C++ node, torch 2.13), so it never enters a model's own graph.
+Several sources, because none is complete alone. Parameters of modules that were called: re-entrant checkpointing fills
+them from inside the backward pass, where no walk of the outer graph sees them. Parameters of optimizers: models without
+modules. A walk of the graph between the loss and the outermost modules' outputs, and upstream of their inputs:
+adversarial inputs, learnable images, raw tensors. It stops at marks left on the outputs (`Node.metadata` lives on the
+C++ node, torch 2.13), so it does not pay for the size of a model; only the first calls of each module are surveyed in
+full, for tensors that a model uses and does not register. And what the script asks to keep by `retain_grad`.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,35 +19,69 @@ from torch import Tensor, nn
 from mpx.engine.structure import modules_of, tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Collection, Iterable
 
-__all__ = ["Leaves"]
+    from torch.autograd.graph import Node
+
+__all__ = ["Leaves", "has_grad", "notes_of"]
 
 MARK = "mpx_outermost_output"
+SURVEYED_CALLS = (
+    2  # what a model uses without registering it is there at its first calls or made anew in each
+)
+
+
+def notes_of(node: Node) -> dict[str, Any]:
+    """Return what Python code has noted on a node of the graph; it lives as long as the node."""
+    return cast("dict[str, Any]", node.metadata)
+
+
+def has_grad(tensor: Tensor) -> bool:
+    """Whether a tensor holds a gradient; without the warning of torch that others than leaves mostly do not."""
+    return (tensor.is_leaf or tensor.retains_grad) and tensor.grad is not None
 
 
 class Leaves:
     """The leaves that this process has seen; everything is held weakly."""
 
     def __init__(self) -> None:
-        self._roots: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()  # in the order of first calls
+        # in the order of first calls, with how many of them were surveyed
+        self._roots: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._others: dict[int, weakref.ref[Tensor]] = {}
+
+    def wrap_retain_grad(self, original: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+        """Return the `Tensor.retain_grad` of the session: what it keeps is made true as well."""
+
+        def retain_grad(tensor: Tensor) -> None:
+            original(tensor)
+            self.saw_tensor(tensor)
+
+        retain_grad.__doc__ = original.__doc__
+        return retain_grad
+
+    def saw_tensor(self, tensor: Tensor) -> None:
+        """Remember a tensor that gets a gradient."""
+        self._others[id(tensor)] = weakref.ref(tensor)
 
     def saw_call(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Remember the tree of an outermost call, and what is upstream of its inputs."""
         if not torch.is_grad_enabled():
             return
-        self._roots[root] = None
+        self._roots.setdefault(root, 0)
         inputs = [t for t in tensors((args, kwargs)) if t.requires_grad]
         if inputs:
             self._walk(inputs)
 
-    def saw_output(self, output: Any) -> None:
-        """Mark the graph nodes at which a later walk may stop."""
-        for tensor in tensors(output):
+    def saw_output(self, root: nn.Module, output: Any) -> None:
+        """Mark the graph nodes at which a later walk may stop; at the first calls, survey what is behind them."""
+        outputs = [tensor for tensor in tensors(output) if tensor.grad_fn is not None]
+        if outputs and self._roots.get(root, 0) < SURVEYED_CALLS:
+            self._roots[root] = self._roots.get(root, 0) + 1
+            self._walk(outputs, registered={id(p) for m in modules_of(root) for p in m._parameters.values()})
+        for tensor in outputs:
             if tensor.grad_fn is not None:
-                tensor.grad_fn.metadata[MARK] = True
+                notes_of(tensor.grad_fn)[MARK] = True
 
     def saw_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Remember an optimizer; its groups are read anew at each backward pass."""
@@ -54,10 +90,6 @@ class Leaves:
     def roots(self) -> list[nn.Module]:
         """Return the outermost modules that are alive, in the order of their first call."""
         return list(self._roots)
-
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return the optimizers that are alive."""
-        return list(self._optimizers)
 
     def of(self, roots: Iterable[Tensor]) -> list[Tensor]:
         """Return every leaf whose gradient a backward pass from `roots` may change, each once."""
@@ -80,20 +112,20 @@ class Leaves:
                 found[key] = leaf
         return list(found.values())
 
-    def _walk(self, roots: Iterable[Tensor]) -> None:
+    def _walk(self, roots: Iterable[Tensor], registered: Collection[int] = ()) -> None:
         stack = []
         for root in roots:
             if root.grad_fn is not None:
                 stack.append(root.grad_fn)
             elif root.requires_grad:
-                self._others[id(root)] = weakref.ref(root)
+                self.saw_tensor(root)
         seen = set(stack)
         while stack:
             node = stack.pop()
             variable = getattr(node, "variable", None)
-            if variable is not None:  # AccumulateGrad
-                self._others[id(variable)] = weakref.ref(variable)
-            if MARK in node.metadata:
+            if variable is not None and id(variable) not in registered:  # AccumulateGrad
+                self.saw_tensor(variable)
+            if MARK in notes_of(node):
                 continue
             for following, _ in node.next_functions:
                 if following is not None and following not in seen:

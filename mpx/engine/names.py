@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mpx.engine.leaves import Leaves
 
 __all__ = ["Names"]
@@ -35,26 +37,29 @@ class Names:
             for path, part in root.named_modules():
                 for name, parameter in part._parameters.items():
                     if parameter is leaf:
-                        return path or _root_name(root), f"{path}.{name}" if path else f"{_root_name(root)}.{name}"
+                        owner = path or _root_name(root)
+                        return owner, f"{owner}.{name}"
         return None, _variable(leaf) or f"tensor of shape {list(leaf.shape)}"
 
-    def nearest_to_loss(self, leaves: list[Tensor]) -> Tensor:
-        """Return the one of `leaves` that the backward pass reached first: the last in the order in which models were called and built."""
-        order = {
-            id(parameter): place
-            for place, parameter in enumerate(
-                p for root in self._leaves.roots() for module in root.modules() for p in module._parameters.values()
-            )
-        }
-        return max(leaves, key=lambda leaf: order.get(id(leaf), -1))
+    def of_nearest_to_loss(self, leaves: Sequence[Tensor]) -> tuple[str | None, str]:
+        """Name the one that the pass reached first: the last in the order in which models were called and built."""
+        order: dict[int, int] = {}
+        for root in self._leaves.roots():
+            for module in root.modules():
+                for parameter in module._parameters.values():
+                    order[id(parameter)] = len(order)
+        return self.of_parameter(max(leaves, key=lambda leaf: order.get(id(leaf), -1)))
 
 
 def _root_name(root: nn.Module) -> str:
-    text = f"{type(root).__name__}({root.extra_repr()})"
+    try:
+        text = f"{type(root).__name__}({root.extra_repr()})"
+    except Exception:  # noqa: BLE001 - the script's own method, which may want an input that it has not seen
+        text = type(root).__name__
     return _variable(root) or (text if len(text) <= LONGEST else type(root).__name__)
 
 
 def _variable(value: object) -> str | None:
     """Return the name by which the script's main module knows a value."""
-    main = vars(sys.modules["__main__"])
-    return next((name for name, held in main.items() if held is value and not name.startswith("_")), None)
+    main = list(vars(sys.modules["__main__"]).items())
+    return next((name for name, held in main if held is value and not name.startswith("_")), None)

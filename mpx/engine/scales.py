@@ -1,8 +1,11 @@
-"""One loss scale for each call site of the backward pass: a GAN's three losses get three scalers without being asked."""
+"""One loss scale for each call site of the backward pass: a GAN's three losses get three scalers by themselves."""
 
 from __future__ import annotations
 
+import math
+import os
 import sys
+import sysconfig
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,21 +21,44 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from torch import Tensor
+    from torch.autograd.graph import Node
 
     from mpx.presets.policy import LossScale as Settings
 
 __all__ = ["Scales", "caller_site"]
 
+LARGEST_FP16_SEED = 2.0**15  # the seed has the type of the loss, and 2^16 is infinite in FP16
 SIGNATURE_LENGTH = 6
-INTERNAL = (str(Path(torch.__file__).parent), str(Path(mpx.__file__).parent))
+INTERNAL = tuple(str(Path(str(package.__file__)).parent) + os.sep for package in (torch, mpx))
+INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
 
 
 def caller_site() -> str:
-    """Return "file.py:line" of the innermost frame that belongs neither to torch nor to mpx."""
+    """Return "file.py:line" of the innermost frame that belongs neither to torch nor to mpx.
+
+    Where that is an installed library's (a trainer that calls `backward` for everybody), the line of the script that
+    led there comes first: it is what tells one loss from another.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(INTERNAL):
         frame = frame.f_back
-    return "unknown" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    if frame is None:
+        return "unknown"
+    calling = frame
+    while calling.f_back is not None and _installed(calling.f_code.co_filename):
+        calling = calling.f_back
+    if calling is frame or _installed(calling.f_code.co_filename):
+        return _line(frame)
+    return f"{_line(calling)} ({_line(frame)})"
+
+
+def _installed(path: str) -> bool:
+    return path.startswith((*INTERNAL, STANDARD, "<frozen ")) or any(folder in path for folder in INSTALLED)
+
+
+def _line(frame: FrameType) -> str:
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 @dataclass
@@ -50,6 +76,13 @@ class _Site:
     def __post_init__(self) -> None:
         self.init = self.lowest = self.highest = self.state.scale
 
+    def move(self, state: LossScale, backward: int) -> None:
+        """Take a new state, and write its scale down if it is another one."""
+        if state.scale != self.state.scale:
+            self.lowest, self.highest = min(self.lowest, state.scale), max(self.highest, state.scale)
+            self.history.append(backward, state.scale)
+        self.state = state
+
 
 class Scales:
     """The scalers of a process by call site, and what a checkpoint and the record say of them."""
@@ -61,6 +94,9 @@ class Scales:
         self._sites: dict[str, _Site] = {}
         self._restored: dict[str, Mapping[str, float | int]] = {}
         self._latest: str | None = None
+        self._ran: set[str] = set()
+        self._backward = 0  # number of the last pass that was judged
+        self.falls = 0  # of all sites together
 
     @property
     def in_force(self) -> bool:
@@ -68,66 +104,90 @@ class Scales:
         return self._settings.mode != "none"
 
     @property
-    def latest(self) -> float:
-        """The scale of the call site that ran last; what a script's own GradScaler answers when asked."""
-        return self._sites[self._latest].state.scale if self._latest else self._begin.scale
+    def latest(self) -> LossScale:
+        """The state of the call site that ran last; before the first one, what it will begin with."""
+        return self._sites[self._latest].state if self._latest else self._begin
 
-    @property
-    def latest_clean(self) -> int:
-        """Clean backward passes of that call site since its scale last changed."""
-        return self._sites[self._latest].state.clean if self._latest else 0
+    def lowest_since_last_asked(self) -> float:
+        """Return the lowest scale of the sites that ran since the last such question: it falls when one overflowed."""
+        scale = min((self._sites[site].state.scale for site in self._ran), default=self.latest.scale)
+        self._ran.clear()
+        return scale
 
     def adopt(self, scale: float, *, clean: int) -> None:
         """Set every site, present and future, to a state that the script's own GradScaler was given."""
         state = {"scale": scale, "clean": clean}
         self._begin = self._begin.restore_state(state)
         for entry in self._sites.values():
-            entry.state = entry.state.restore_state(state)
+            entry.move(entry.state.restore_state(state), self._backward)
 
-    def at(self, site: str) -> LossScale:
-        """Return the state for a call site that `enter` knows."""
-        return self._sites[site].state
-
-    def enter(self, site: str, loss: Tensor) -> LossScale:
+    def enter(self, site: str, loss: Tensor, *, counts: bool = True) -> LossScale:
         """Return the state for a call site that is about to run its backward pass.
 
-        A new site takes the state of a checkpoint; or that of a site whose loss is computed alike, so that a loss which a script differentiates in
-        several places does not look for its range in each; or begins as the preset says.
+        A new site takes its state from a checkpoint; or that of a site whose loss is computed alike, so that a loss
+        which a script differentiates in several places does not look for its range in each; or from a site of the
+        checkpoint that is no more, because the script was edited; or begins as the preset says.
+
+        Args:
+            site: Of `caller_site`.
+            loss: The first root of the pass.
+            counts: Whether a script that asks for the scale means this pass too (not one inside its loss).
         """
-        self._latest = site
+        ceiling = LARGEST_FP16_SEED if _seeds_half(loss) else math.inf
         found = self._sites.get(site)
         if found is None:
-            kind = _signature(loss)
-            state = next((entry.state for entry in self._sites.values() if entry.kind == kind), self._begin)
-            if site in self._restored:
-                state = state.restore_state(self._restored.pop(site))
-            found = self._sites[site] = _Site(state, kind, Thinned(self._points))
-            found.history.append(0, state.scale)
+            found = self._sites[site] = self._new_site(site, loss, ceiling)
+        found.move(found.state.at_most(ceiling), self._backward)
+        if counts:
+            self._latest = site
+            self._ran.add(site)
         return found.state
 
-    def judge(self, site: str, *, finite: bool, backward: int) -> None:
-        """Move a site's scale after the backward pass number `backward`."""
+    def _new_site(self, site: str, loss: Tensor, ceiling: float) -> _Site:
+        kind = _signature(loss)
+        alike = next((entry.state for entry in self._sites.values() if entry.kind == kind), None)
+        if site in self._restored:
+            state = self._begin.restore_state(self._restored.pop(site))
+        elif alike is not None:
+            state = alike
+        elif self._restored:
+            state = self._begin.restore_state(self._restored[next(reversed(self._restored))])
+        else:
+            state = self._begin
+        entry = _Site(state.at_most(ceiling), kind, Thinned(self._points))
+        entry.history.append(self._backward, entry.state.scale)
+        return entry
+
+    def judge(self, site: str, *, finite: bool, backward: int | None = None) -> LossScale:
+        """Move a site's scale after a pass, and return its state.
+
+        Args:
+            site: One that `enter` knows.
+            finite: Whether all gradients were.
+            backward: The number of the pass; None for one that is not counted.
+        """
+        if backward is not None:
+            self._backward = backward
         entry = self._sites[site]
         before, after = entry.state.scale, entry.state.after(finite=finite)
-        entry.state = after
         entry.overflows += not finite
-        if after.scale != before:
-            entry.growths += after.scale > before
-            entry.backoffs += after.scale < before
-            entry.lowest, entry.highest = min(entry.lowest, after.scale), max(entry.highest, after.scale)
-            entry.history.append(backward, after.scale)
+        entry.growths += after.scale > before
+        entry.backoffs += after.scale < before
+        self.falls += after.scale < before
+        entry.move(after, self._backward)
+        return after
 
     def export_state(self) -> dict[str, dict[str, float | int]]:
-        """Return the state of every site as plain numbers, for a checkpoint."""
-        return {site: entry.state.export_state() for site, entry in self._sites.items()}
+        """Return the state of every site as plain numbers, for a checkpoint; the latest to begin comes last."""
+        waiting = {site: dict(state) for site, state in self._restored.items()}
+        return waiting | {site: entry.state.export_state() for site, entry in self._sites.items()}
 
     def restore_state(self, states: Mapping[str, Mapping[str, float | int]]) -> None:
         """Take over the states of a checkpoint: now for sites that ran, at their first backward pass for the others."""
-        self._restored = dict(states)
+        self._restored = {site: dict(state) for site, state in states.items()}
         for site, entry in self._sites.items():
             if site in self._restored:
-                entry.state = entry.state.restore_state(self._restored.pop(site))
-                entry.history.append(0, entry.state.scale)
+                entry.move(entry.state.restore_state(self._restored.pop(site)), self._backward)
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Return the record's `scalers`."""
@@ -155,6 +215,18 @@ def _signature(loss: Tensor) -> tuple[str, ...]:
         names.append(node.name())
         node = node.next_functions[0][0] if node.next_functions else None
     return tuple(names)
+
+
+def _seeds_half(loss: Tensor) -> bool:
+    """Whether the seed gradient becomes an FP16 number: of an FP16 loss, or of one that was cast from FP16 last."""
+    if loss.dtype is torch.float16:
+        return True
+    node: Node | None = loss.grad_fn
+    if node is None or not node.name().startswith("ToCopyBackward"):
+        return False
+    source, place = node.next_functions[0]
+    metadata = getattr(source, "_input_metadata", ())
+    return place < len(metadata) and metadata[place].dtype is torch.float16
 
 
 def _pairs(lists: tuple[Iterable[float], Iterable[float]]) -> list[list[float]]:

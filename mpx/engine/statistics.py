@@ -1,4 +1,4 @@
-"""Running statistics that an overflowed forward pass poisoned are put back: a skipped step must not leave NaN in BatchNorm."""
+"""Running statistics that an overflowed forward pass poisoned are put back: a skip leaves no NaN in BatchNorm."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ import weakref
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
+from mpx.engine.gradients import non_finite_flags, read
 from mpx.engine.structure import modules_of
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from collections.abc import Sequence
+
+    from torch import nn
+
+    Kept = weakref.WeakKeyDictionary[_NormBase, list[Tensor]]
 
 __all__ = ["StatisticsGuard"]
 
@@ -19,10 +25,14 @@ NAMES = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class StatisticsGuard:
-    """Keeps the statistics from before the first training call since the last clean backward pass."""
+    """Keeps the statistics from before the first training call since the last clean backward pass, and the ones before.
+
+    Those are for a model whose own pass comes later: the generator of a GAN runs before the discriminator's pass.
+    """
 
     def __init__(self) -> None:
-        self._kept: weakref.WeakKeyDictionary[nn.Module, list[Tensor]] = weakref.WeakKeyDictionary()
+        self._kept: Kept = weakref.WeakKeyDictionary()
+        self._older: Kept = weakref.WeakKeyDictionary()
 
     @torch.no_grad()
     def before_call(self, root: nn.Module) -> None:
@@ -30,23 +40,31 @@ class StatisticsGuard:
         if not root.training:
             return
         for module in modules_of(root):
-            if isinstance(module, _NormBase) and module.training and module not in self._kept and module.running_mean is not None:
+            if not (isinstance(module, _NormBase) and module.training) or module in self._kept:
+                continue
+            if module.running_mean is not None:
                 self._kept[module] = [getattr(module, name).clone() for name in NAMES]
 
     def accept(self) -> None:
-        """Forget the copies: the statistics belong to a clean pass."""
-        self._kept.clear()
+        """Note a clean pass: most statistics are right."""
+        if self._kept:
+            self._older, self._kept = self._kept, weakref.WeakKeyDictionary()
 
     @torch.no_grad()
-    def restore(self) -> list[nn.Module]:
+    def restore(self) -> Sequence[nn.Module]:
         """Put back what is not finite and return its modules."""
-        poisoned = [
-            module
-            for module in self._kept
-            if not bool(torch.isfinite(module.running_mean).all()) or not bool(torch.isfinite(module.running_var).all())
-        ]
+        kept: dict[_NormBase, list[Tensor]] = {**self._older, **self._kept}
+        flags = non_finite_flags(
+            statistics
+            for module in kept
+            for statistics in (module.running_mean, module.running_var)
+            if isinstance(statistics, Tensor)
+        )
+        bad = read(flags)
+        poisoned = [module for module, *found in zip(kept, bad[::2], bad[1::2], strict=True) if any(found)]
         for module in poisoned:
-            for name, kept in zip(NAMES, self._kept[module], strict=True):
-                getattr(module, name).copy_(kept)
+            for name, earlier in zip(NAMES, kept[module], strict=True):
+                getattr(module, name).copy_(earlier)
         self._kept.clear()
+        self._older.clear()
         return poisoned

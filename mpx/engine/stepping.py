@@ -1,19 +1,21 @@
 """Optimizer steps: applied, or skipped when a gradient of this optimizer overflowed.
 
-The wrapper sits on the class, outside torch's own (profiling and step hooks) and inside the one that a learning-rate scheduler puts on the instance.
-So hooks fire only for steps that are applied, and a scheduler knows that `step` was called: it gives no warning after a skip.
+The wrapper sits on the class, outside torch's own (profiling and step hooks) and inside the one that a learning-rate
+scheduler puts on the instance. So hooks fire only for steps that are applied, and a scheduler knows that `step` was
+called: it gives no warning after a skip.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from mpx.monitors import Step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,25 +23,10 @@ if TYPE_CHECKING:
 
     from mpx.engine.gradients import Flags
 
-__all__ = ["Step", "Stepping"]
+__all__ = ["OURS", "Stepping", "wrapped_classes"]
 
 Call = Callable[..., Any]
 OURS = "_mpx_inner"
-
-
-@dataclass(frozen=True)
-class Step:
-    """One call of `Optimizer.step`.
-
-    Attributes:
-        optimizer: Whose.
-        skipped: Whether it was skipped.
-        overflowed: The parameters whose gradients were not finite.
-    """
-
-    optimizer: Optimizer
-    skipped: bool
-    overflowed: list[Tensor]
 
 
 class _SkipStep(Exception):  # noqa: N818 - control flow out of a closure, never seen by the script
@@ -59,6 +46,7 @@ class Stepping:
         *,
         skips: bool,
         attempts: int,
+        falls: Callable[[], int],
         before: Callable[[Optimizer], None],
         after: Callable[[Step], None],
         around: Callable[[], AbstractContextManager[Any]],
@@ -68,17 +56,20 @@ class Stepping:
         Args:
             flags: Which gradients overflowed.
             skips: Whether a step with an overflowed gradient is skipped.
-            attempts: How often a closure is evaluated again, at a scale that falls each time, before the step is skipped.
+            attempts: How often a closure is evaluated again, at a scale that falls each time, before a skip.
+            falls: Counts how often a loss scale fell: while it does, a closure is worth another evaluation.
             before: Told before each step (the optimizer's guards).
             after: Told of each step.
             around: Context for the update itself: no autocast.
         """
-        self._flags, self._skips, self._attempts = flags, skips, attempts
+        self._flags, self._skips, self._attempts, self._falls = flags, skips, attempts, falls
         self._before, self._after, self._around = before, after, around
         self._here = _Here()
+        # whether a class moves its parameters before the last evaluation of a closure, as LBFGS and SAM do
+        self._moves_early: dict[type, bool] = {}
 
     def wrap_profile_hook_step(self, original: Callable[[Call], Call]) -> staticmethod[[Call], Call]:
-        """Return the `Optimizer.profile_hook_step` of the session; torch applies it to a class at its first instance."""
+        """Return the `Optimizer.profile_hook_step`; torch applies it to a class at its first instance."""
 
         @wraps(original)
         def profile_hook_step(step: Call) -> Call:
@@ -91,58 +82,114 @@ class Stepping:
 
         @wraps(inner)
         def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            # `super().step()`, or an optimizer inside an optimizer, is no step of its own
             if self._here.depth or torch.compiler.is_compiling():
-                return inner(optimizer, *args, **kwargs)  # `super().step()`, or an optimizer inside an optimizer: one step
-            self._here.depth += 1
-            try:
+                return inner(optimizer, *args, **kwargs)
+            with self._at_depth(1):
                 return self._step(inner, optimizer, args, kwargs)
-            finally:
-                self._here.depth -= 1
 
         setattr(step, OURS, inner)
         return step
+
+    @contextmanager
+    def _at_depth(self, depth: int) -> Iterator[None]:
+        outer, self._here.depth = self._here.depth, depth
+        try:
+            yield
+        finally:
+            self._here.depth = outer
+
+    @contextmanager
+    def told_by_others(self) -> Iterator[None]:
+        """Apply steps and say nothing: the script's own GradScaler decides about them."""
+        with self._at_depth(1):
+            yield
 
     def _step(self, inner: Call, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._before(optimizer)
         closure = args[0] if args else kwargs.get("closure")
         if callable(closure):
-            return self._step_with_closure(inner, optimizer, closure, args[1:], {k: v for k, v in kwargs.items() if k != "closure"})
+            rest = {name: value for name, value in kwargs.items() if name != "closure"}
+            return self._step_with_closure(inner, optimizer, closure, args[1:], rest)
         overflowed = self._overflowed(optimizer)
         if overflowed and self._skips:
-            self._after(Step(optimizer, skipped=True, overflowed=overflowed))
+            self._skip(optimizer, overflowed)
             return None
-        idle = all(parameter.grad is None for group in optimizer.param_groups for parameter in group["params"])
+        idle = all(parameter.grad is None for parameter in _parameters(optimizer))
         with self._around():
             result = inner(optimizer, *args, **kwargs)
         if not idle:  # a step without any gradient changes nothing: neither an update nor an overflow
-            self._after(Step(optimizer, skipped=False, overflowed=overflowed))
+            self._after(Step(optimizer, skipped=False, overflowed=tuple(overflowed)))
         return result
 
-    def _step_with_closure(self, inner: Call, optimizer: Optimizer, closure: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _step_with_closure(
+        self,
+        inner: Call,
+        optimizer: Optimizer,
+        closure: Call,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        kind = type(optimizer)
+        copies = (
+            [(parameter, parameter.detach().clone()) for parameter in _parameters(optimizer)]
+            if self._skips and self._moves_early.get(kind, True)
+            else []
+        )
+        evaluations = 0
+        moved = False
+
         def guarded() -> Any:
-            loss = closure()
-            for _ in range(self._attempts if self._skips else 0):
-                if not self._overflowed(optimizer):
-                    return loss
-                loss = closure()
-            if self._skips and self._overflowed(optimizer):
-                raise _SkipStep
-            return loss
+            nonlocal evaluations, moved
+            moved = moved or any(not torch.equal(parameter, before) for parameter, before in copies)
+            evaluations += 1
+            with self._at_depth(0):  # the script's code: an optimizer that steps in it is no part of this one
+                return self._evaluate(optimizer, closure)
 
         try:
             with self._around():
                 result = inner(optimizer, guarded, *args, **kwargs)
         except _SkipStep:
-            self._after(Step(optimizer, skipped=True, overflowed=self._overflowed(optimizer)))
+            with torch.no_grad():
+                for parameter, before in copies:
+                    parameter.copy_(before)
+            self._skip(optimizer, self._overflowed(optimizer))
             return None
-        self._after(Step(optimizer, skipped=False, overflowed=self._overflowed(optimizer)))
+        if (
+            kind is not torch.optim.LBFGS
+        ):  # which may end after one evaluation, and move between two the next time
+            self._moves_early[kind] = moved or evaluations > 1
+        self._after(Step(optimizer, skipped=False, overflowed=tuple(self._overflowed(optimizer))))
         return result
 
+    def _evaluate(self, optimizer: Optimizer, closure: Call) -> Any:
+        """Call a closure, again while it overflows and the scale falls.
+
+        Raises:
+            _SkipStep: It overflows for another reason, or for too long.
+        """
+        for _ in range(1 + self._attempts):
+            falls = self._falls()
+            loss = closure()
+            if not (self._skips and self._overflowed(optimizer)):
+                return loss
+            if self._falls() == falls:
+                break
+        raise _SkipStep
+
+    def _skip(self, optimizer: Optimizer, overflowed: list[Tensor]) -> None:
+        self._flags.spend(overflowed)
+        self._after(Step(optimizer, skipped=True, overflowed=tuple(overflowed)))
+
     def _overflowed(self, optimizer: Optimizer) -> list[Tensor]:
-        return self._flags.among(p for group in optimizer.param_groups for p in group["params"])
+        return self._flags.among(_parameters(optimizer))
 
 
-def wrapped_classes(root: type[Optimizer]) -> list[type[Optimizer]]:
+def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def wrapped_classes(root: type) -> list[type]:
     """Return the optimizer classes, below and including `root`, whose own `step` torch has wrapped already."""
     found, stack = [], [root]
     while stack:

@@ -1,7 +1,9 @@
 """Finding the module in which the forward pass leaves the range, once a loss was not finite.
 
-Nothing is looked at while losses are finite. After one that was not, the next forward passes are watched: the first module with finite inputs and a
-non-finite output is where it begins; when the inputs of the outermost call are not finite, the data are.
+Nothing is looked at while losses are finite. After one that was not, the next forward passes are watched: the first
+module with finite inputs and a non-finite output is where it begins. When the inputs of the outermost call are not
+finite the data are, and when a weight is NaN training has gone wrong before: neither is an overflow, and no module is
+named.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ import torch
 from mpx.engine.structure import tensors
 
 if TYPE_CHECKING:
-    from torch import nn
+    from collections.abc import Iterable
+
+    from torch import Tensor, nn
 
     from mpx.engine.region import Region
 
@@ -21,39 +25,55 @@ __all__ = ["ForwardWatch"]
 
 
 class ForwardWatch:
-    """Armed by a non-finite loss, disarmed by a finite one."""
+    """Armed by a call site with a non-finite loss, disarmed when that site has a finite one."""
 
     def __init__(self, region: Region) -> None:
         self._region = region
+        self._armed: set[str] = set()
         self._found: nn.Module | None = None
-        self.in_a_row = 0  # passes in which the module last taken was the one
+        self._taken = False  # found belongs to a forward pass that is over; another pass may still ask for it
         self._last: nn.Module | None = None
+        self.in_a_row = 0  # forward passes in which the module last taken was the one
 
-    def arm(self) -> None:
+    def arm(self, site: str) -> None:
         """Watch the forward passes that follow."""
+        self._armed.add(site)
         self._region.watch = self._look
-        self._found = None
 
-    def disarm(self) -> None:
-        """Stop watching."""
-        self._region.watch = None
-        self._found = self._last = None
-        self.in_a_row = 0
+    def disarm(self, site: str) -> None:
+        """Stop watching on behalf of this site."""
+        self._armed.discard(site)
+        if not self._armed:
+            self._region.watch = self._found = self._last = None
+            self.in_a_row = 0
 
     def take(self) -> nn.Module | None:
-        """Return the module found since the last call."""
-        found, self._found = self._found, None
-        if found is not None:
-            self.in_a_row = self.in_a_row + 1 if found is self._last else 1
-            self._last = found
-        return found
+        """Return the module found in the forward passes since the last pass that took one; losses may share it."""
+        if self._found is not None and not self._taken:
+            self.in_a_row = self.in_a_row + 1 if self._found is self._last else 1
+            self._last = self._found
+        self._taken = True
+        return self._found
 
-    def _look(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if self._found is None and not _finite(output) and _finite(args):
+    def _look(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if self._taken:
+            self._found, self._taken = None, False
+        if (
+            self._found is None
+            and not _finite(output)
+            and _finite(inputs)
+            and not _has_nan(module.parameters())
+        ):
             self._found = module
 
 
 def _finite(value: Any) -> bool:
     return all(
-        bool(torch.isfinite(tensor.detach()).all().item()) for tensor in tensors(value) if tensor.is_floating_point()
+        bool(torch.isfinite(tensor.detach()).all().item())
+        for tensor in tensors(value)
+        if tensor.is_floating_point()
     )
+
+
+def _has_nan(parameters: Iterable[Tensor]) -> bool:
+    return any(bool(parameter.detach().isnan().any().item()) for parameter in parameters)

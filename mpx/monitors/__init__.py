@@ -1,6 +1,6 @@
 """Monitors: each sees what the engine does, keeps a bounded account of it, and never raises into the script."""
 
-from mpx.monitors.base import Monitor, Pass
+from mpx.monitors.base import Monitor, Pass, Seen, Step
 from mpx.monitors.coverage import Coverage
 from mpx.monitors.losses import Losses
 from mpx.monitors.memory import PeakMemory
@@ -8,4 +8,15 @@ from mpx.monitors.overflow import Overflows
 from mpx.monitors.progress import Progress
 from mpx.monitors.throughput import Throughput
 
-__all__ = ["Coverage", "Losses", "Monitor", "Overflows", "Pass", "PeakMemory", "Progress", "Throughput"]
+__all__ = [
+    "Coverage",
+    "Losses",
+    "Monitor",
+    "Overflows",
+    "Pass",
+    "PeakMemory",
+    "Progress",
+    "Seen",
+    "Step",
+    "Throughput",
+]

@@ -4,15 +4,42 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
 
-    from mpx.engine.backward import Seen
-    from mpx.engine.stepping import Step
+__all__ = ["Monitor", "Pass", "Seen", "Step"]
 
-__all__ = ["Monitor", "Pass"]
+
+@dataclass(frozen=True)
+class Seen:
+    """What one backward pass showed.
+
+    Attributes:
+        site: Call site in the script.
+        scale: The loss scale that it ran with.
+        losses: The detached roots, true.
+        loss_finite: Whether every root was finite; True where nobody looked (O0 on an accelerator, to save the wait).
+        overflowed: Leaves whose gradients became infinite or NaN in this pass. Empty in a window that had overflowed
+            before: the first overflow speaks for all.
+        sticky: Whether the pass added to a gradient that had overflowed before.
+    """
+
+    site: str
+    scale: float
+    losses: tuple[Tensor, ...]
+    loss_finite: bool
+    overflowed: tuple[Tensor, ...] = ()
+    sticky: bool = False
+
+    @cached_property
+    def value(self) -> float | None:
+        """The loss, where it is one real number. Synchronises with an accelerator."""
+        (loss, *others) = self.losses
+        return None if others or loss.numel() != 1 or loss.is_complex() else float(loss.item())
 
 
 @dataclass(frozen=True)
@@ -32,6 +59,21 @@ class Pass:
     seen: Seen
     kind: str | None
     module: str | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of `Optimizer.step`.
+
+    Attributes:
+        optimizer: Whose.
+        skipped: Whether it was skipped.
+        overflowed: The parameters whose gradients were not finite.
+    """
+
+    optimizer: Optimizer
+    skipped: bool
+    overflowed: tuple[Tensor, ...] = ()
 
 
 class Monitor:

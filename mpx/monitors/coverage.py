@@ -21,20 +21,27 @@ __all__ = ["Coverage"]
 
 SAMPLED_CALL = 3  # the first ones compile and initialise
 HALF = (torch.float16, torch.bfloat16)
-NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64"}
+NAMES = {
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.float64: "float64",
+}
 
 
-def _attention_on_cpu(query: Tensor, key: Tensor, value: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
+def _attention_on_cpu(
+    query: Tensor, key: Tensor, value: Tensor, *args: Any, out_val: Any, **kwargs: Any
+) -> int:
     return int(sdpa_flop_count(query.shape, key.shape, value.shape))
 
 
 FORMULAS: dict[Any, Callable[..., int]] = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_on_cpu,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_on_cpu,  # noqa: SLF001 - an op
 }
 
 
 class Coverage(Monitor):
-    """`coverage` and `casts` of the record. Backward passes do about twice the work in the same types and are not counted."""
+    """`coverage` and `casts` of the record. Backward passes do twice the work in the same types."""
 
     def __init__(self) -> None:
         self._calls = 0
@@ -53,6 +60,8 @@ class Coverage(Monitor):
         counter = self._counter
         if counter is None:
             return {"coverage": None}
+        if counter.fault is not None:
+            raise counter.fault
         total = sum(row[0] for row in counter.work.values())
         half = sum(row[0] for (_, dtype), row in counter.work.items() if dtype in HALF)
         rows = [
@@ -66,28 +75,37 @@ class Coverage(Monitor):
 
 
 class _Counter(TorchDispatchMode):
-    """Counts floating operations and results by type; changes nothing that is computed."""
+    """Counts floating operations and results by type; changes nothing that is computed, and never raises there."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.work: dict[tuple[str, torch.dtype], tuple[int, int]] = {}
         self.ops: dict[str, int] = defaultdict(int)
+        self.fault: Exception | None = None  # raised where a monitor may: not amid the script's forward pass
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        first = out[0] if isinstance(out, (tuple, list)) and out else out
-        if isinstance(first, Tensor) and first.dtype in NAMES:
-            self.ops[NAMES[first.dtype]] += 1
-            formula = FORMULAS.get(func._overloadpacket) or flop_registry.get(func._overloadpacket)
-            if formula is not None:
-                key = (func._overloadpacket.__name__, first.dtype)
-                flops, calls = self.work.get(key, (0, 0))
-                self.work[key] = (flops + int(formula(*args, **kwargs, out_val=out)), calls + 1)
+        try:
+            self._count(func, args, kwargs, out)
+        except Exception as error:  # noqa: BLE001 - a formula met arguments that it does not know
+            self.fault = error
         return out
+
+    def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        first = out[0] if isinstance(out, (tuple, list)) and out else out
+        if not isinstance(first, Tensor) or first.dtype not in NAMES:
+            return
+        self.ops[NAMES[first.dtype]] += 1
+        packet: Any = getattr(func, "overloadpacket", None)
+        formula = FORMULAS.get(packet) or flop_registry.get(packet)
+        if formula is not None:
+            key = (packet.__name__, first.dtype)
+            flops, calls = self.work.get(key, (0, 0))
+            self.work[key] = (flops + int(formula(*args, **kwargs, out_val=out)), calls + 1)
 
 
 def _compiles() -> bool:
-    """Whether torch.compile is at work: under a dispatch mode it would silently run eagerly, so then nothing is sampled."""
+    """Whether torch.compile is at work: under a dispatch mode it would silently run eagerly, so nothing is sampled."""
     utils = sys.modules.get("torch._dynamo.utils")
     return utils is not None and bool(utils.counters["stats"].get("unique_graphs"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,36 +16,41 @@ if TYPE_CHECKING:
 __all__ = ["Losses"]
 
 PENDING = 64  # losses of an accelerator are read together: one synchronisation for so many passes
+MOST_CURVES = 64  # a script that is written as it runs may have call sites without end
 
 
 class Losses(Monitor):
-    """`losses` of the record: true values, never scaled; losses that are not one number are left out."""
+    """`losses` and `nonfinite_losses` of the record: true values; losses that are not one number are left out."""
 
     def __init__(self, points: int) -> None:
         self._points = points
         self._curves: dict[str, Thinned] = {}
         self._pending: list[tuple[str, int, Tensor]] = []
+        self._nonfinite = 0
 
     def passed(self, one: Pass) -> None:
-        losses = one.seen.losses
-        if len(losses) != 1 or losses[0].numel() != 1 or losses[0].is_complex():
+        (loss, *others) = one.seen.losses
+        if others or loss.numel() != 1 or loss.is_complex():
             return
-        if losses[0].device.type == "cpu":
-            self._add(one.seen.site, one.number, float(losses[0]))
+        if loss.device.type == "cpu":
+            self._add(one.seen.site, one.number, float(loss))
             return
-        self._pending.append((one.seen.site, one.number, losses[0].reshape(()).to(torch.float64, copy=True)))
+        self._pending.append((one.seen.site, one.number, loss.reshape(()).to(torch.float64, copy=True)))
         if len(self._pending) >= PENDING:
             self._read()
 
     def _read(self) -> None:
-        if self._pending:
-            values = torch.stack([value for *_, value in self._pending]).tolist()
-            for (site, number, _), value in zip(self._pending, values, strict=True):
+        pending, self._pending = self._pending, []
+        if pending:
+            values = torch.stack([loss.to(pending[0][2].device) for *_, loss in pending]).tolist()
+            for (site, number, _), value in zip(pending, values, strict=True):
                 self._add(site, number, value)
-            self._pending.clear()
 
     def _add(self, site: str, number: int, value: float) -> None:
+        self._nonfinite += not math.isfinite(value)
         if site not in self._curves:
+            if len(self._curves) >= MOST_CURVES:
+                return
             self._curves[site] = Thinned(self._points)
         self._curves[site].append(number, value)
 
@@ -54,4 +60,4 @@ class Losses(Monitor):
         for site, curve in self._curves.items():
             numbers, values = curve.to_lists()
             curves.append({"site": site, "backward": numbers, "value": values})
-        return {"losses": curves}
+        return {"losses": curves, "nonfinite_losses": self._nonfinite}

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from mpx.engine.devices import DEVICES
-from mpx.monitors.base import Monitor
+from mpx.monitors.base import Monitor, Step
 from mpx.record.series import Thinned
 
 if TYPE_CHECKING:
-    from mpx.engine.stepping import Step
+    from collections.abc import Callable
 
 __all__ = ["PeakMemory"]
 
@@ -19,7 +16,14 @@ __all__ = ["PeakMemory"]
 class PeakMemory(Monitor):
     """`memory` of the record; the peak is asked for when a snapshot is due, never in a step."""
 
-    def __init__(self, points: int) -> None:
+    def __init__(self, points: int, peak: Callable[[], tuple[str, int]]) -> None:
+        """Make the monitor.
+
+        Args:
+            points: Kept of the history.
+            peak: Tells the type of the device that counts, and its peak so far in bytes.
+        """
+        self._peak = peak
         self._history = Thinned(points)
         self._steps = 0
 
@@ -27,8 +31,7 @@ class PeakMemory(Monitor):
         self._steps += 1
 
     def snapshot(self) -> dict[str, Any]:
-        kind = "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"
-        peak = DEVICES[kind].peak_bytes()
-        self._history.append(self._steps, peak)
+        device, peak_bytes = self._peak()
+        self._history.append(self._steps, peak_bytes)
         history = [[step, most] for step, most in zip(*self._history.to_lists(), strict=True)]
-        return {"memory": {"peak_bytes": peak, "device": kind, "history": history}}
+        return {"memory": {"peak_bytes": peak_bytes, "device": device, "history": history}}

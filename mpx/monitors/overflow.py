@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from mpx.monitors.base import Monitor, Pass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from mpx.engine.names import Names
+    from torch import Tensor
 
 __all__ = ["Overflows"]
 
@@ -19,13 +19,19 @@ MOST_EVENTS = 200  # later ones are only counted
 class Overflows(Monitor):
     """The `overflow` events, and the counts of the record."""
 
-    def __init__(self, names: Names, emit: Callable[..., None]) -> None:
-        self._names, self._emit = names, emit
+    def __init__(
+        self, where: Callable[[Sequence[Tensor]], tuple[str | None, str]], emit: Callable[..., None]
+    ) -> None:
+        """Make the monitor.
+
+        Args:
+            where: Names the module and the parameter at which gradients overflowed first, of all that did.
+            emit: Writes one event of the record.
+        """
+        self._where, self._emit = where, emit
         self._counts = {"loss_nan": 0, "forward_inf": 0, "backward_inf": 0}
-        self._nonfinite_losses = 0
 
     def passed(self, one: Pass) -> None:
-        self._nonfinite_losses += not one.seen.loss_finite if one.kind in ("loss_nan", "forward_inf") else 0
         if one.kind is None:
             return
         self._counts[one.kind] += 1
@@ -33,8 +39,7 @@ class Overflows(Monitor):
             return
         module, parameter = one.module, None
         if one.kind == "backward_inf" and one.seen.overflowed:
-            module, parameter = self._names.of_parameter(self._names.nearest_to_loss(one.seen.overflowed))
-        value = one.seen.value
+            module, parameter = self._where(one.seen.overflowed)
         self._emit(
             "overflow",
             backward=one.number,
@@ -44,8 +49,8 @@ class Overflows(Monitor):
             module=module,
             parameter=parameter,
             site=one.seen.site,
-            value=value,
+            value=one.seen.value,
         )
 
     def snapshot(self) -> dict[str, Any]:
-        return {"overflow_counts": dict(self._counts), "nonfinite_losses": self._nonfinite_losses}
+        return {"overflow_counts": dict(self._counts)}

@@ -5,15 +5,15 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from mpx.monitors.base import Monitor, Pass
+from mpx.monitors.base import Monitor, Pass, Step
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from mpx.engine.stepping import Step
-
 __all__ = ["Progress"]
+
+MOST_ROWS = 8  # of one class; a script may make an optimizer every epoch
 
 
 class Progress(Monitor):
@@ -52,7 +52,12 @@ class Progress(Monitor):
         same = [row for row in self._rows if row["name"].split(" ")[0] == kind]
         if len(same) >= MOST_ROWS:
             return same[-1]
-        row = {"name": f"{kind} {len(same) + 1}" if same else kind, "attempted": 0, "applied": 0, "skipped": 0}
+        row = {
+            "name": f"{kind} {len(same) + 1}" if same else kind,
+            "attempted": 0,
+            "applied": 0,
+            "skipped": 0,
+        }
         self._rows.append(row)
         return row
 
@@ -65,6 +70,3 @@ class Progress(Monitor):
             "optimizers": [dict(row) for row in self._rows],
             "longest_skip_run": self.longest_skip_run,
         }
-
-
-MOST_ROWS = 8

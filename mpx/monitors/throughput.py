@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mpx.monitors.base import Monitor
+from mpx.monitors.base import Monitor, Step
 from mpx.record.series import Durations, Thinned
-
-if TYPE_CHECKING:
-    from mpx.engine.stepping import Step
 
 __all__ = ["Throughput"]
 

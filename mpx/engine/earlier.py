@@ -1,0 +1,75 @@
+"""The gradients from before a pass: at its scale while it accumulates onto them, or set aside where they cannot be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from mpx.engine.gradients import non_finite_flags, scale_, unscale_
+from mpx.engine.leaves import has_grad
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor
+
+__all__ = ["Earlier"]
+
+
+class Earlier:
+    """Brings earlier gradients to the scale of a pass that begins, and all gradients back from it."""
+
+    def __init__(
+        self, leaves: Iterable[Tensor], scale: float, *, set_aside: bool, flagged: Iterable[Tensor] = ()
+    ) -> None:
+        """Prepare for a pass.
+
+        Args:
+            leaves: Whose gradients the pass may fill.
+            scale: That of the pass.
+            set_aside: Whether the pass makes gradients with graphs of their own (`create_graph`). Then torch does not
+                accumulate in place, so a tensor that the script holds is not ours to change.
+            flagged: The leaves that `added_to` will be asked about.
+        """
+        self._scale, self._differentiable = scale, set_aside
+        watched = [(leaf, leaf.grad) for leaf in flagged]
+        self._aside: list[tuple[Tensor, Tensor]] = []
+        self._scaled: list[tuple[Tensor, Tensor]] = []
+        for leaf in leaves:
+            grad = leaf.grad if has_grad(leaf) else None
+            if grad is None:
+                continue
+            if set_aside or grad.requires_grad:
+                self._aside.append((leaf, grad))
+                leaf.grad = None
+            else:
+                self._scaled.append((leaf, grad))
+        if scale != 1.0:
+            scale_((grad for _, grad in self._scaled), scale)
+        self._flagged = [(leaf, grad, grad._version) for leaf, grad in watched if grad is not None]
+
+    def added_to(self) -> list[Tensor]:
+        """Return the flagged leaves to whose gradient the pass has added; to be asked before `make_true`."""
+        return [
+            leaf
+            for leaf, grad, version in self._flagged
+            if leaf.grad is not None and (leaf.grad is not grad or grad._version != version)
+        ]
+
+    def make_true(self, filled: Iterable[Tensor]) -> list[Tensor]:
+        """Unscale the gradients of the leaves that have one, add what was set aside, and return flags for `read`."""
+        if self._differentiable:
+            for leaf in filled:
+                if leaf.grad is not None and self._scale != 1.0:
+                    leaf.grad = leaf.grad * (1.0 / self._scale)
+            flags = non_finite_flags(leaf.grad for leaf in filled if leaf.grad is not None)
+        else:
+            grads = {id(leaf.grad): leaf.grad for leaf in filled if leaf.grad is not None}
+            # a hook or a change of layout may have put another tensor in the place of one that was scaled
+            grads.update((id(grad), grad) for _, grad in self._scaled)
+            flags = unscale_(grads.values(), self._scale)
+        for leaf, grad in self._aside:
+            with torch.enable_grad():
+                leaf.grad = grad if leaf.grad is None else grad + leaf.grad
+        return flags

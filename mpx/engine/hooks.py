@@ -1,0 +1,103 @@
+"""Hooks of the script see true gradients while the engine works on scaled ones."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mpx.engine.gradients import make_harmless_, non_finite_flags, read, scale_, unscale_
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpx.engine.gradients import Flags
+    from mpx.engine.running import Running, RunningPass
+
+__all__ = ["Hooks"]
+
+LOW = (torch.float16, torch.bfloat16)
+
+
+class Hooks:
+    """Wraps the methods by which a script registers hooks on gradients."""
+
+    def __init__(self, running: Running, flags: Flags, *, skips: bool) -> None:
+        """Make the service.
+
+        Args:
+            running: Tells the scale of the pass inside which a hook fires.
+            flags: Receives the leaves that overflowed.
+            skips: Whether overflowed gradients are kept from the weights at this level.
+        """
+        self._running, self._flags, self._skips = running, flags, skips
+
+    def wrap_register_hook(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `Tensor.register_hook`: the hook receives the true gradient, and may return another or write into it.
+
+        For a half tensor it is given in FP32: a true gradient may be too small for the half type, and what the hook
+        returns takes its place.
+        """
+
+        @wraps(original)
+        def register_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
+            @wraps(hook)
+            def true_scale(grad: Tensor) -> Tensor | None:
+                now = self._running.latest
+                if now is None or now.scale == 1.0:
+                    return hook(grad)
+                true = (grad.float() if grad.dtype in LOW else grad) * (1.0 / now.scale)
+                version = true._version
+                changed = hook(true)
+                if changed is None and true._version != version:
+                    changed = true
+                return None if changed is None else (changed * now.scale).to(grad.dtype)
+
+            return original(tensor, true_scale)
+
+        return register_hook
+
+    def wrap_register_post_accumulate_grad_hook(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `Tensor.register_post_accumulate_grad_hook`: the hook finds the true gradient in `.grad`.
+
+        It may use it up: an optimizer may step here, which needs to know of an overflow. So each hook waits for the
+        device.
+        """
+
+        @wraps(original)
+        def register_post_accumulate_grad_hook(tensor: Tensor, hook: Callable[[Tensor], None]) -> Any:
+            @wraps(hook)
+            def true_scale(leaf: Tensor) -> None:
+                now = self._running.latest
+                if now is None or leaf.grad is None:
+                    hook(leaf)
+                    return
+                self._make_true(leaf, leaf.grad, now)
+                hook(leaf)
+                if leaf.grad is not None and now.scale != 1.0:
+                    _rescale(leaf, leaf.grad, now.scale)
+
+            return original(tensor, true_scale)
+
+        return register_post_accumulate_grad_hook
+
+    def _make_true(self, leaf: Tensor, grad: Tensor, now: RunningPass) -> None:
+        if grad.requires_grad:  # by `create_graph`: its graph must not notice
+            leaf.grad = grad = grad * (1.0 / now.scale)
+            flags = non_finite_flags([grad])
+        else:
+            flags = unscale_([grad], now.scale)
+        if any(read(flags)):
+            now.overflowed.append(leaf)
+            self._flags.raise_for([leaf])
+            if self._skips:
+                make_harmless_([grad])
+
+
+def _rescale(leaf: Tensor, grad: Tensor, scale: float) -> None:
+    if grad.requires_grad:
+        leaf.grad = grad * scale
+    else:
+        scale_([grad], scale)

@@ -1,0 +1,48 @@
+"""The passes that the engine runs now, for what happens inside one: hooks of the script divide by its scale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Running", "RunningPass"]
+
+
+@dataclass(eq=False)
+class RunningPass:
+    """One pass.
+
+    Attributes:
+        scale: What its gradients are multiplied by.
+        overflowed: Leaves of which a hook saw it before the end: the hook may have used their gradients up.
+    """
+
+    scale: float
+    overflowed: list[Tensor] = field(default_factory=list)
+
+
+class Running:
+    """The running passes of a process. One, but for threads that train side by side: then the latest counts."""
+
+    def __init__(self) -> None:
+        self._passes: list[RunningPass] = []
+
+    @contextmanager
+    def at(self, scale: float) -> Iterator[RunningPass]:
+        """Hold a pass for as long as the engine runs it."""
+        one = RunningPass(scale)
+        self._passes.append(one)
+        try:
+            yield one
+        finally:
+            self._passes.remove(one)
+
+    @property
+    def latest(self) -> RunningPass | None:
+        """The pass whose hooks fire."""
+        return self._passes[-1] if self._passes else None
