@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast lint format bench check clean
+.PHONY: help install demo test test-fast lint format schemas bench check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,10 @@ lint: install ## check style, format and types; changes nothing
 format: install ## rewrite the files in the house format and apply the safe fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+schemas: install ## write the JSON schemas anew, of presets and of records
+	$(BIN)/mpx presets schema > configs/mpx.schema.json
+	$(BIN)/mpx report --schema > docs/run.schema.json
 
 bench: install ## ratios of step time and memory against plain FP32 and torch.amp by hand, side by side
 	$(BIN)/python scripts/bench.py $(ARGS)

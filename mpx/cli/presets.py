@@ -1,4 +1,4 @@
-"""`mpx presets`: list, show and check presets."""
+"""`mpx presets`: list, show, describe and check presets."""
 
 from __future__ import annotations
 
@@ -45,6 +45,20 @@ def show_command(preset: str | None, *, origin: bool, **options: Any) -> None:
     for warning in resolved.warnings:
         click.echo(f"mpx: warning: {warning}", err=True)
     click.echo(show(resolved, origin=origin), nl=False)
+
+
+@presets.command("schema")
+def schema_command() -> None:
+    r"""Print the JSON schema of preset files, with which an editor completes and checks them.
+
+    Editors that use the YAML language server take it from a first line of the preset:
+
+    \b
+      # yaml-language-server: $schema=mpx.schema.json
+    """
+    from mpx.presets.schema import preset_schema_text
+
+    click.echo(preset_schema_text(), nl=False)
 
 
 @presets.command("validate")

@@ -11,7 +11,15 @@ from typing import Any
 from mpx.presets.policy import FieldSpec
 from mpx.presets.tree import Listing, Scalar, Table, Tree
 
-__all__ = ["InvalidValueError", "nearest", "parse_entry", "parse_number", "parse_value", "power_text"]
+__all__ = [
+    "InvalidValueError",
+    "nearest",
+    "parse_entry",
+    "parse_number",
+    "parse_value",
+    "power_text",
+    "spellings",
+]
 
 # What people call the half types elsewhere. Names inside are torch's.
 _DTYPE_ALIASES: Mapping[str, str] = {
@@ -94,6 +102,11 @@ def power_text(power: float) -> str:
     """Return a power of two as people write it: `128`, `2**16`, `2**-14`."""
     exponent = math.frexp(power)[1] - 1
     return str(2**exponent) if 0 <= exponent <= 12 else f"2**{exponent}"
+
+
+def spellings(spec: FieldSpec) -> list[str]:
+    """Return every word that a file may write for a choice: its values, and what they are called elsewhere."""
+    return [*spec.written, *_ALIASES.get(spec.key, {})]
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
@@ -200,7 +213,7 @@ def _choice(spec: FieldSpec, text: str) -> str:
     if spec.key == "cast_model_type" and text in {*_DTYPE_ALIASES, *_DTYPE_ALIASES.values()}:
         what = "the half type is named by `dtype`"
         raise InvalidValueError(what, _expected(spec), "write `half`, and `dtype` beside it")
-    guess = nearest(text, [*spec.written, *_ALIASES.get(spec.key, {})])
+    guess = nearest(text, spellings(spec))
     suggestion = f"did you mean `{_ALIASES.get(spec.key, {}).get(guess, guess)}`?" if guess else None
     raise InvalidValueError("there is no such value", _expected(spec), suggestion)
 

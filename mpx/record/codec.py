@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 
 from mpx.errors import RecordError
 
-__all__ = ["dumps", "from_json", "plain"]
+__all__ = ["NON_FINITE", "dumps", "from_json", "has_default", "plain"]
 
 T = TypeVar("T")
 OnError = Callable[[RecordError], None]
 
-_NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def plain(value: Any) -> Any:
@@ -67,13 +67,13 @@ def from_json(cls: type[T], data: Any, *, on_error: OnError | None = None, where
     values = {}
     for name, field, hint in _fields(typing.cast("Hashable", cls)):
         if name not in data:
-            if not _has_default(field):
+            if not has_default(field):
                 raise RecordError(f"`{_join(where, name)}` is missing")
             continue
         try:
             values[name] = _decode(hint, data[name], on_error, _join(where, name))
         except RecordError as error:
-            if on_error is None or not _has_default(field):
+            if on_error is None or not has_default(field):
                 raise
             on_error(error)
     return cls(**values)
@@ -108,8 +108,8 @@ def _decode_dict(item: Any, data: Any, on_error: OnError | None, where: str) -> 
 
 def _decode_scalar(hint: Any, data: Any, where: str) -> Any:
     if hint is float:
-        if isinstance(data, str) and data in _NON_FINITE:
-            return _NON_FINITE[data]
+        if isinstance(data, str) and data in NON_FINITE:
+            return NON_FINITE[data]
         if isinstance(data, (int, float)) and not isinstance(data, bool):
             return float(data)
         raise _misfit(where, "a number", data)
@@ -127,7 +127,8 @@ def _fields(cls: Hashable) -> tuple[tuple[str, Field[Any], Any], ...]:
     return tuple((field.name, field, hints[field.name]) for field in fields(record))
 
 
-def _has_default(field: Field[Any]) -> bool:
+def has_default(field: Field[Any]) -> bool:
+    """Tell whether a field may be left out of the data."""
     return field.default is not MISSING or field.default_factory is not MISSING
 
 
