@@ -5,28 +5,54 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from mpx.record import find_run
 from mpx.report import FORMATS, Options, render, with_findings
+from mpx.report.files import ReportFile, format_of, write_report
 
 __all__ = ["report"]
 
+_FORMATS = "; ".join(f"{name}: {row.holds}" for name, row in FORMATS.items())
 
-@click.command()
+
+def _print_schema(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    if value:
+        from mpx.record.schema import record_schema_text
+
+        click.echo(record_schema_text(), nl=False)
+        ctx.exit()
+
+
+@click.command(epilog=f"Formats: {_FORMATS}.")
 @click.argument("run", required=False, metavar="[RUN]")
 @click.option(
     "--format",
     "format_name",
     type=click.Choice(list(FORMATS)),
-    default="terminal",
-    show_default=True,
-    help="What to write on stdout.",
+    help="What to write. Default: what the suffix of --output says, else terminal.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Write a file, or into a folder, instead of stdout.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="One line.")
 @click.option("-v", "--verbose", is_flag=True, help="The whole report, with tables.")
-def report(*, run: str | None, format_name: str, quiet: bool, verbose: bool) -> None:
+@click.option(
+    "--schema",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_schema,
+    help="Print the JSON schema of a record (run.json, and --format json) and exit.",
+)
+def report(
+    *, run: str | None, format_name: str | None, output: Path | None, quiet: bool, verbose: bool
+) -> None:
     """Report what the precision did in RUN.
 
     RUN is a run directory or a part of its name; without it, the latest run here. The report is made anew from what
@@ -35,6 +61,14 @@ def report(*, run: str | None, format_name: str, quiet: bool, verbose: bool) -> 
     if quiet and verbose:
         raise click.UsageError("`--quiet` and `--verbose` contradict each other. Expected one of them")
     directory = find_run(run, Path.cwd())
+    record = with_findings(directory.record())
     verbosity = -1 if quiet else int(verbose)
     options = Options.for_stream(sys.stdout, os.environ, verbosity=verbosity, run_path=directory.path)
-    click.echo(render(with_findings(directory.record()), options, format_name=format_name), nl=False)
+    name = format_name or (format_of(output) if output else None) or "terminal"
+    if output is not None:
+        written = write_report(record, ReportFile(name, output), options, into=directory.path)
+        click.echo(f"mpx: wrote `{written}`", err=True)
+        return
+    text = render(record, options, format_name=name)
+    # Only the terminal format minds the encoding of the stream; the others are files, in UTF-8.
+    click.echo(text if name == "terminal" else text.encode(), nl=False)

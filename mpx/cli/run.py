@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +20,9 @@ from mpx.launch.run import Order, check_ops, run_as_rank, run_supervised
 from mpx.launch.supervise import child_environment, mirror, replace
 from mpx.launch.target import KINDS, Kind, Target, detect, isolation
 from mpx.record import RunDirectory, RunRecord
+
+if TYPE_CHECKING:
+    from mpx.report.files import ReportFile
 
 __all__ = ["run"]
 
@@ -61,6 +64,14 @@ class _TargetCommand(click.Command):
     is_flag=True,
     help=f"Exit with {NOTHING_INSTRUMENTED} when the target succeeds and mpx has had nothing to do.",
 )
+@click.option(
+    "--report",
+    "reports",
+    metavar="FORMAT[:PATH]",
+    multiple=True,
+    help="Also write a report at the end, into the record's folder or to PATH; repeatable. "
+    "`mpx report --help` lists the formats.",
+)
 @click.option("-q", "--quiet", count=True, help="Report in one line; -qq: not at all.")
 @click.option("-v", "--verbose", count=True, help="Say what is started; report at length.")
 @click.argument("target", nargs=-1, type=click.UNPROCESSED, metavar="TARGET [ARGS]...")
@@ -73,6 +84,7 @@ def run(
     as_kind: Kind | None,
     out: Path | None,
     require_instrumented: bool,
+    reports: tuple[str, ...],
     quiet: int,
     verbose: int,
     **choices: Any,
@@ -92,6 +104,7 @@ def run(
             "there is nothing to run. Expected a script, `-m` and a module, or `--` and a command"
         )
     what = detect(target, module=module, after_dashes=after_dashes, as_kind=as_kind)
+    wanted = _report_files(reports)
 
     def say(text: str) -> None:
         if quiet < 2:
@@ -101,7 +114,7 @@ def run(
     if verbose:
         say(f"starts the {what.kind} `{shlex.join(what.argv)}`")
     _leave_if_disabled(what, say, required=require_instrumented)
-    _leave_if_nested(what, choices)
+    _leave_if_nested(what, choices, say, wanted)
 
     resolved = resolve_from_options(choices, Path.cwd())
     isolated = isolation(what)
@@ -118,14 +131,15 @@ def run(
     for notice in order.notices:
         say(notice)
     check_ops(resolved.unlisted_ops, os.environ)
-    _leave_as_rank(order, out, say, required=require_instrumented)
+    needs_an_end = "--require-instrumented" if require_instrumented else "--report" if wanted else None
+    _leave_as_rank(order, out, say, needs_an_end=needs_an_end)
 
     directory = RunDirectory.create(out, cwd=Path.cwd(), target_name=what.name, level=order.level)
     if directory.notice is not None:
         say(directory.notice)
     directory.write_preset(order.preset, order.origin)
     ending = run_supervised(order, directory, os.environ)
-    record = _conclude(directory, say, quiet=quiet, verbose=verbose)
+    record = _conclude(directory, wanted, say, quiet=quiet, verbose=verbose)
     if require_instrumented and ending.returncode == 0 and not _is_instrumented(record):
         say(
             f"exit code {NOTHING_INSTRUMENTED}: nothing was instrumented, and `--require-instrumented` was given"
@@ -146,23 +160,25 @@ def _leave_if_disabled(what: Target, say: Say, *, required: bool) -> None:
     replace(what, os.environ)
 
 
-def _leave_if_nested(what: Target, choices: dict[str, Any]) -> None:
+def _leave_if_nested(what: Target, choices: dict[str, Any], say: Say, wanted: list[ReportFile]) -> None:
     outer = outer_run(os.environ)
     if outer is None:
         return
     if any(value is not None and value != () for value in choices.values()):
         require_same(resolve_from_options(choices, Path.cwd()).policy.to_dict(), outer)
+    if wanted:
+        say(f"`--report` is left to the run around this one: `mpx report {outer.path}` writes it")
     replace(what, child_environment(outer.path, os.environ))
 
 
-def _leave_as_rank(order: Order, out: Path | None, say: Say, *, required: bool) -> None:
+def _leave_as_rank(order: Order, out: Path | None, say: Say, *, needs_an_end: str | None) -> None:
     key = rank_key(os.environ)
     if key is None:
         return
-    if required:
+    if needs_an_end is not None:
         raise UsageError(
-            "`--require-instrumented` needs an `mpx run` that outlives the target. Received one rank of a launcher",
-            hint="put mpx before the launcher: `mpx run --require-instrumented ... -- torchrun ... train.py`",
+            f"`{needs_an_end}` needs an `mpx run` that outlives the target. Received one rank of a launcher",
+            hint=f"put mpx before the launcher: `mpx run {needs_an_end} ... -- torchrun ... train.py`",
         )
     name, level = order.target.name, order.level
     if out is None:
@@ -178,7 +194,17 @@ def _leave_as_rank(order: Order, out: Path | None, say: Say, *, required: bool) 
     run_as_rank(order, directory, os.environ)
 
 
-def _conclude(directory: RunDirectory, say: Say, *, quiet: int, verbose: int) -> RunRecord | None:
+def _report_files(texts: tuple[str, ...]) -> list[ReportFile]:
+    if not texts:
+        return []
+    from mpx.report.files import parse_report
+
+    return [parse_report(text) for text in texts]
+
+
+def _conclude(
+    directory: RunDirectory, wanted: list[ReportFile], say: Say, *, quiet: int, verbose: int
+) -> RunRecord | None:
     """Write the record and show the report; None if that failed, which must not change how the run ends."""
     try:
         from mpx.report import Options, render, with_findings
@@ -189,6 +215,11 @@ def _conclude(directory: RunDirectory, say: Say, *, quiet: int, verbose: int) ->
             verbosity = -1 if quiet else verbose
             options = Options.for_stream(sys.stderr, os.environ, verbosity=verbosity, run_path=directory.path)
             click.echo(render(record, options), nl=False, err=True, color=options.color)
+        if wanted:
+            from mpx.report.files import write_reports
+
+            for path in write_reports(record, wanted, into=directory.path, say=say):
+                say(f"wrote `{path}`")
     except Exception as error:  # noqa: BLE001 - a fault in the report, of whatever kind, must not cost the run
         say(f"the report failed; `mpx report {directory.path}` tries again: {error!r}")
         return None

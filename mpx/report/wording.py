@@ -12,6 +12,7 @@ __all__ = [
     "loss",
     "milliseconds",
     "percent",
+    "pieces",
     "plural",
     "printable",
     "scale",
@@ -118,3 +119,11 @@ def code(text: str) -> str:
 def printable(text: str) -> str:
     """Return `text` with what would move the cursor or colour a terminal made visible."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def pieces(text: str) -> list[tuple[str, bool]]:
+    """Return `text` cut at its backticks: each piece with whether it is code; a backtick without a partner is text."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        parts[-2:] = [f"{parts[-2]}`{parts[-1]}"]
+    return [(part, index % 2 == 1) for index, part in enumerate(parts) if part]

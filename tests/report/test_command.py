@@ -13,6 +13,7 @@ from mpx.cli.report import report
 from mpx.errors import RecordError
 from mpx.record import RunDirectory
 from mpx.record.shards import read_shard
+from mpx.report import FORMATS, Options, render, with_findings
 
 EVENTS = Path(__file__).parent.parent / "golden" / "events"
 
@@ -72,7 +73,52 @@ def test_a_run_that_is_not_there_is_an_error(run):
 def test_an_unknown_format_names_those_that_exist(run):
     result = call("--format", "xml")
     assert result.exit_code == 2
-    assert "'terminal', 'json'" in result.stderr
+    assert ", ".join(f"'{name}'" for name in FORMATS) in result.stderr
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_report_goes_to_a_file_whose_suffix_says_the_format(run, name, tmp_path):
+    path = tmp_path / "new folder" / FORMATS[name].file_name
+    result = call("--output", str(path), *(["--format", "json"] if name == "json" else []))
+    assert result.exit_code == 0
+    assert result.stdout == ""
+    assert str(path) in result.stderr
+    record = with_findings(run.record())
+    options = Options(run_path=run.path, unicode=True)
+    assert path.read_text(encoding="utf-8") == render(record, options, format_name=name)
+
+
+def test_into_a_folder_a_report_goes_under_its_own_name(run, tmp_path):
+    assert call("--format", "markdown", "--output", str(tmp_path)).exit_code == 0
+    assert (tmp_path / "report.md").read_text(encoding="utf-8").startswith("### mpx: O1 float16")
+
+
+def test_a_report_that_cannot_be_written_is_an_error(run, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RecordError, match="report cannot be written"):
+        call("--format", "html", "--output", str(tmp_path / "file" / "report.html"))
+
+
+def test_a_link_is_written_through_and_never_replaced(run, tmp_path):
+    link = tmp_path / "link.csv"
+    link.symlink_to(tmp_path / "real.csv")
+    call("--output", str(link))
+    assert link.is_symlink()
+    assert (tmp_path / "real.csv").read_text(encoding="utf-8").startswith("quantity,")
+
+
+def test_what_is_not_for_a_terminal_is_utf_8_whatever_the_locale(run):
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    for name in FORMATS:
+        command = [sys.executable, "-m", "mpx", "report", "--format", name]
+        child = subprocess.run(command, capture_output=True, check=True, env=environ)
+        text = child.stdout.decode("ascii" if name == "terminal" else "utf-8")
+        assert "O1" in text
+
+
+def test_the_schema_of_a_record_needs_no_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert json.loads(call("--schema").stdout)["properties"]["schema"] == {"const": 1}
 
 
 def test_neither_torch_nor_rich_is_imported(run):

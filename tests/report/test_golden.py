@@ -6,6 +6,7 @@ rest: read the diff. A record of an older schema (`records/v<n>`) is never rewri
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,11 @@ LOOKS = {
     "long": Options(run_path=RUN_PATH, verbosity=1),
     "line": Options(run_path=RUN_PATH, verbosity=-1),
 }
+# `json` is the record itself. Of a page the content counts here: its style and its script are files of their own.
+AS_FILES = sorted(set(FORMATS) - {"terminal", "json"})
+OF_THE_PAGE = re.compile(
+    r"(?<=<style>).*?(?=</style>)|(?<=<script>).*?(?=</script>)|default-src [^\"]*", re.DOTALL
+)
 
 
 def record_of(run: str) -> RunRecord:
@@ -61,6 +67,15 @@ def test_every_record_ever_written_can_be_read_and_rendered(path):
     assert record.to_dict().items() >= data.items()
     for name in FORMATS:
         assert render(with_findings(record), LOOKS["plain"], format_name=name)
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+@pytest.mark.parametrize("name", AS_FILES)
+def test_every_record_ever_written_reads_in_every_format(name, path):
+    record = with_findings(RunRecord.from_dict(json.loads(path.read_text(encoding="utf-8"))))
+    text = OF_THE_PAGE.sub("", render(record, Options(run_path=RUN_PATH, unicode=True), format_name=name))
+    suffix = Path(FORMATS[name].file_name).suffix
+    assert agrees(GOLDEN / name / path.parent.name / f"{path.stem}{suffix}", text)
 
 
 @pytest.mark.parametrize("run", RUNS)

@@ -45,9 +45,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Style:
-    """What the stream can show."""
+    """What can be shown. `histories`: as bars; not where a chart shows them."""
 
     unicode: bool
+    histories: bool = True
 
     @property
     def arrow(self) -> str:
@@ -56,7 +57,7 @@ class Style:
 
     def bars(self, values: list[float | None]) -> str:
         """Return the history of a value, or nothing where bars cannot be shown."""
-        return sparkline(values) if self.unicode and len(values) > 1 else ""
+        return sparkline(values) if self.unicode and self.histories and len(values) > 1 else ""
 
 
 RowMaker = Callable[[RunRecord, Style], Iterator[Row]]

@@ -10,7 +10,7 @@ from mpx.report import wording
 from mpx.report.formats.options import Options
 from mpx.report.wording import amount, printable
 
-__all__ = ["TABLES", "tables"]
+__all__ = ["ROWS_SHOWN", "TABLES", "Table", "numeric_columns", "tables"]
 
 ROWS_SHOWN = 20
 
@@ -186,7 +186,7 @@ TABLES: tuple[Callable[[RunRecord], Iterator[Table]], ...] = (
 def _laid_out(rows: Sequence[tuple[str, ...]], options: Options) -> list[str]:
     rows = [tuple(printable(cell) for cell in row) for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    numeric = [all(_is_number(row[column]) for row in rows[1:]) for column in range(len(rows[0]))]
+    numeric = numeric_columns(rows)
     lines = []
     for row in rows:
         cells = [
@@ -197,6 +197,11 @@ def _laid_out(rows: Sequence[tuple[str, ...]], options: Options) -> list[str]:
     if options.color:
         lines[0] = f"\x1b[2m{lines[0]}\x1b[0m"
     return lines
+
+
+def numeric_columns(rows: Sequence[tuple[str, ...]]) -> list[bool]:
+    """Return which columns hold numbers below their name: they are set flush right."""
+    return [all(_is_number(row[column]) for row in rows[1:]) for column in range(len(rows[0]))]
 
 
 def _is_number(cell: str) -> bool:

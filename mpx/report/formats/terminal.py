@@ -14,13 +14,13 @@ from mpx.report.facts import half_type, last_loss, level, program
 from mpx.report.formats.options import Options
 from mpx.report.formats.rows import ROWS, Row, Style
 from mpx.report.formats.tables import tables
+from mpx.report.headline import ALL_CLEAR, SEVERITY_WORDS, all_clear, ending, headline
 from mpx.report.wording import amount, count, printable
 
 __all__ = ["MOST_LINES", "terminal"]
 
 MOST_LINES = 18
 _LABEL = 13  # columns
-_WORDS = {"error": "error", "warning": "warning", "info": "note"}
 _IMPORTANCE = {"error": 95, "warning": 90, "info": 65}
 _HINT_OF_A_NOTE = 20
 _COLORS = {"error": "31;1", "warning": "33", "note": "36", "ok": "32", "hint": "36"}
@@ -55,9 +55,8 @@ def _blocks(record: RunRecord, options: Options) -> list[_Block]:
     blocks += [_row_block(row, options) for maker in ROWS for row in maker(record, style)]
     for finding in record.findings:
         blocks += _finding_blocks(finding, options)
-    if record.status == "completed" and all(finding.severity == "info" for finding in record.findings):
-        text = "nothing unusual: there is nothing that you need to do"
-        blocks.append(_Block(_wrapped("ok", (text,), options), 40))
+    if all_clear(record):
+        blocks.append(_Block(_wrapped("ok", (ALL_CLEAR,), options), 40))
     if options.run_path is not None:
         # Never wrapped or cut: it is there to be copied.
         blocks.append(_Block((_labelled("record", _shortest(str(options.run_path)), options),), 99))
@@ -81,24 +80,7 @@ def _fitting(blocks: Sequence[_Block], options: Options) -> list[_Block]:
 
 
 def _header(record: RunRecord, options: Options) -> str:
-    dtype = half_type(record) or ("float32" if record.preset else "")
-    name = level(record)
-    parts = [f"{name} {dtype}".strip(), printable(program(record))]
-    if record.steps.attempted:
-        parts.append(count(record.steps.attempted, "step"))
-    if record.wall_s is not None:
-        parts.append(wording.seconds(record.wall_s))
-    parts.append(_ending(record))
-    text = "mpx  " + _separator(options).join(parts)
-    return _colored(text, "1", options)
-
-
-def _ending(record: RunRecord) -> str:
-    if record.signal:
-        return f"{'interrupted' if record.status == 'interrupted' else 'killed'} by {record.signal}"
-    if record.exit_code is not None:
-        return f"exit code {record.exit_code}"
-    return "ending not recorded"
+    return _colored("mpx  " + _separator(options).join(headline(record)), "1", options)
 
 
 def _one_line(record: RunRecord, options: Options) -> str:
@@ -113,7 +95,7 @@ def _one_line(record: RunRecord, options: Options) -> str:
     last = last_loss(record)
     if last is not None:
         parts.append(f"last loss {wording.loss(last)}")
-    parts.append(_ending(record))
+    parts.append(ending(record))
     for severity in ("error", "warning"):
         number = sum(finding.severity == severity for finding in record.findings)
         if number:
@@ -128,12 +110,12 @@ def _row_block(row: Row, options: Options) -> _Block:
 
 
 def _finding_blocks(finding: Finding, options: Options) -> list[_Block]:
-    word = _WORDS.get(finding.severity, finding.severity)
+    word = SEVERITY_WORDS.get(finding.severity, finding.severity)
     importance = _IMPORTANCE.get(finding.severity, 0)
-    lines = _wrapped(word, (finding.text,), options)
+    lines = _wrapped(word, (printable(finding.text),), options)
     if options.verbosity > 0 and finding.evidence:
         lines += _wrapped("evidence", (printable(finding.evidence),), options)
-    hint = _wrapped("hint", (finding.hint,), options) if finding.hint else ()
+    hint = _wrapped("hint", (printable(finding.hint),), options) if finding.hint else ()
     if finding.severity == "info" and hint:
         return [_Block(lines, importance), _Block(hint, _HINT_OF_A_NOTE)]
     return [_Block(lines + hint, importance)]
