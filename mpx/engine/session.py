@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from mpx.engine.audience import Audience
 from mpx.engine.backward import Backward
 from mpx.engine.checkpoints import Checkpoints
 from mpx.engine.devices import DEVICES, HALF
@@ -80,7 +81,12 @@ class Session:
 
         self.scales: Scales = Scales(policy.loss_scale, policy.monitors.history_points)
         self.region: Region = Region(
-            policy, rules, self._adoption(), began=self._began, ended=self._ended, around=self._sampled
+            policy,
+            rules,
+            self._adoption(),
+            began=self._began,
+            ended=self._ended,
+            around=self._around_call,
         )
         self.functions: ScriptFunctions = ScriptFunctions(self.region)
         watch = ForwardWatch(self.region)
@@ -135,7 +141,7 @@ class Session:
 
     def _start_counting(self) -> None:
         self._progress = Progress()
-        self._monitors: list[Monitor] = [self._progress, *self._chosen_monitors()]
+        self._audience = Audience([self._progress, *self._chosen_monitors()], self._lost)
 
     def forked(self) -> None:
         """This process is a child of the one that installed the session: count anew, and see whether it is a worker."""
@@ -182,9 +188,7 @@ class Session:
     def summary(self) -> dict[str, Any]:
         """Return the cumulative `snapshot` of the record."""
         parts: dict[str, Any] = {"scalers": self.scales.snapshot() if self.scales.in_force else []}
-        for monitor in self._monitors:
-            with self._guarded(monitor):
-                parts.update(monitor.snapshot())
+        parts |= self._audience.snapshot()
         parts["substitutions"] = self._substitutions.snapshot()
         parts["saw_script_amp"] = self._substitutions.told(
             "script-autocast", "script-gradscaler", "script-amp-kept"
@@ -202,20 +206,15 @@ class Session:
         self.leaves.saw_call(module, args, kwargs)
         if self._casts and torch.is_grad_enabled():
             self._statistics.before_call(module)
-        self._notify(lambda monitor: monitor.called(module))
+        self._audience.tell("called", module)
 
     def _ended(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self.leaves.saw_output(module, output)
         if self.region.watch is not None:
             self.region.watch(module, args, output)
 
-    @contextmanager
-    def _sampled(self, module: nn.Module) -> Iterator[None]:
-        with ExitStack() as stack:
-            for monitor in list(self._monitors):
-                with self._guarded(monitor):
-                    stack.enter_context(monitor.around(module))
-            yield
+    def _around_call(self, module: nn.Module) -> AbstractContextManager[Any]:
+        return self._audience.around(module)
 
     @contextmanager
     def _around_backward(self) -> Iterator[None]:
@@ -230,7 +229,7 @@ class Session:
         if self._working is not None:
             self._working.drop()
         one = self._judge.judge(seen, number=self._progress.backwards + 1, step=self._progress.attempted)
-        self._notify(lambda monitor: monitor.passed(one))
+        self._audience.tell("passed", one)
         self._tick(urgent=one.kind is not None)
         self._judge.look_at_collapse(one)
 
@@ -242,7 +241,7 @@ class Session:
             guard_optimizer(optimizer, self.policy.optimizer, self._substitutions.tell)
 
     def _stepped(self, step: Step) -> None:
-        self._notify(lambda monitor: monitor.stepped(step))
+        self._audience.tell("stepped", step)
         self._tick(urgent=step.skipped)
 
     def _stand_back(self) -> None:
@@ -255,22 +254,11 @@ class Session:
         self._judge.stand_back()
         self.backward.stand_back(self.script_amp.true_losses)
 
-    def _notify(self, call: Callable[[Monitor], None]) -> None:
-        for monitor in list(self._monitors):
-            with self._guarded(monitor):
-                call(monitor)
-
-    @contextmanager
-    def _guarded(self, monitor: Monitor) -> Iterator[None]:
-        """A fault of a monitor costs that monitor, never the run."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - told as an event and a line
-            if monitor in self._monitors:
-                self._monitors.remove(monitor)
-            where = type(monitor).__name__
-            self._emit("fault", where=where, text=repr(error))
-            say(f"the monitor {where} failed and is off ({error!r}); the run goes on")
+    def _lost(self, monitor: Monitor, error: Exception) -> None:
+        """A monitor failed and is off."""
+        where = type(monitor).__name__
+        self._emit("fault", where=where, text=repr(error))
+        say(f"the monitor {where} failed and is off ({error!r}); the run goes on")
 
 
 def _peak_memory() -> tuple[str, int]:
