@@ -1,8 +1,9 @@
 """Measure what mpx costs and gains against plain FP32 and against torch.amp written by hand.
 
-Every figure is a ratio of two processes that ran one after the other with the same threads and the same seed: the spellings of a workload take turns
-(A B C A B C ...), each process gives the median of its step times, each round a ratio, and the median of the rounds is
-printed with their range. Single absolute times on a shared machine mean nothing and are kept in the JSON only.
+Every figure is a ratio of two processes that ran one after the other with the same threads and the same seed: the
+spellings of a workload take turns (A B C A B C ...), each process gives the median of its step times, each round a
+ratio, and the median of the rounds is printed with their range. Single absolute times on a shared machine mean nothing
+and are kept in the JSON only.
 
     python scripts/bench.py --workloads gpt,cnn --rounds 5 --json bench.json
 """

@@ -1,7 +1,7 @@
 """The workloads of the benchmark: ordinary training steps, spelled without mixed precision or with torch.amp by hand.
 
     python scripts/bench_workloads.py gpt --steps 30                        # plain FP32
-    python scripts/bench_workloads.py gpt --steps 30 --amp float16          # torch.autocast and GradScaler, written by hand
+    python scripts/bench_workloads.py gpt --steps 30 --amp float16          # torch.autocast and GradScaler by hand
     mpx run -O O1 scripts/bench_workloads.py gpt --steps 30                 # the plain spelling under mpx
 
 Prints one JSON line: the milliseconds of each step, without the warm-up, and the peak resident memory in MiB.
@@ -64,7 +64,7 @@ class ByHand(Plain):
 def supervised(
     model: nn.Module, x: Tensor, y: Tensor, amp: Plain, *, micro_batches: int = 1
 ) -> Callable[[], None]:
-    """Return a step of classification with Adam; `micro_batches` > 1 accumulates gradients over equal parts of the batch."""
+    """Return a step of classification with Adam; gradients accumulate over `micro_batches` equal parts of the batch."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     parts = list(zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True))
 
@@ -110,11 +110,22 @@ def accumulation(amp: Plain) -> Callable[[], None]:
     return supervised(model, torch.randn(256, 256), torch.randint(0, 10, (256,)), amp, micro_batches=8)
 
 
+class Logits(nn.Module):
+    """The GPT without its loss."""
+
+    def __init__(self, model: GPT) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.model(tokens)[0]
+
+
 def gpt(amp: Plain) -> Callable[[], None]:
     """The GPT of `train_gpt.py`, 128 channels, 4 layers, 8 sequences of 64 characters."""
     model = GPT(vocab=96, context=64, layers=4, heads=4, channels=128, dropout=0.0)
     tokens = torch.randint(0, 96, (8, 65))
-    return supervised(model, tokens[:, :-1], tokens[:, 1:], amp)
+    return supervised(Logits(model), tokens[:, :-1], tokens[:, 1:], amp)
 
 
 class Recurrent(nn.Module):
