@@ -127,11 +127,14 @@ class Region:
             stack.enter_context(self._inside(module))
             if self.casts and not here.refused:
                 self._check(device_type, module)
+                if self._rules.any_named:
+                    self._rules.learn(module)
                 stack.enter_context(self._adoption.hold(module))
                 stack.enter_context(self.autocast(device_type))
             if not recomputing:
                 stack.enter_context(self._around(module))
-            output = original(module, *args, **kwargs)
+            run = self._in_float32 if self._rules.computes_float32(module) else _as_it_is
+            output = run(original, module, args, kwargs)
         if self.casts and not scripts_own:
             output = map_tensors(output, self.to_float32)
         if not recomputing:
@@ -152,7 +155,7 @@ class Region:
 
     def _nested(self, original: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         here = self._here
-        if self._rules.any_named and self._rules.computes_float32(module):
+        if self._rules.computes_float32(module):
             output = self._in_float32(original, module, args, kwargs)
         elif id(module) not in here.tree and self.casts and not here.refused:
             with self._inside(module), self._adoption.hold(module):  # not of the tree (a list of layers): weights held for it alone
@@ -229,3 +232,7 @@ class Region:
     def to_float32(self, tensor: Tensor) -> Tensor:
         """Return a tensor of the half type in FP32, any other as it is."""
         return tensor.float() if tensor.dtype is self._half else tensor
+
+
+def _as_it_is(original: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return original(module, *args, **kwargs)

@@ -59,8 +59,8 @@ class ModuleRules:
             self._known[module] = module in self._named or self._needs_float32(module)
 
     def computes_float32(self, module: nn.Module) -> bool:
-        """Whether `fp32_modules` names this module or one that contains it."""
-        return module in self._named
+        """Whether `fp32_modules` names this module or one that contains it; `learn` must have seen its tree."""
+        return self.any_named and module in self._named
 
     def name(self, module: nn.Module) -> None:
         """Let a module compute in FP32 from now on, as if the preset had named it."""
