@@ -20,14 +20,15 @@ ROOT = Path(__file__).resolve().parent.parent
 MAY_IMPORT = {
     "mpx": set(),
     "errors": set(),
-    "presets": {"errors"},
+    "gates": {"errors"},
+    "presets": {"errors", "gates"},
     "loss_scale": {"errors", "presets"},
     "record": {"errors"},
-    "report": {"errors", "record"},
+    "report": {"errors", "gates", "record"},
     "monitors": {"errors", "loss_scale", "presets", "record"},
-    "engine": {"errors", "loss_scale", "presets", "record", "monitors"},
+    "engine": {"errors", "gates", "loss_scale", "presets", "record", "monitors"},
     "launch": {"errors", "record"},
-    "cli": {"errors", "presets", "record", "report", "launch"},
+    "cli": {"errors", "gates", "presets", "record", "report", "launch"},
     "__main__": {"cli"},
 }
 MAY_IMPORT_INSIDE_A_FUNCTION = {"launch": {"engine"}}

@@ -24,11 +24,14 @@ _REPLACING: Mapping[str, str] = {
     "master_weights": "master_weights",
     "script_amp": "script_amp",
     "on_collapse": "collapse.action",
+    "max_steps": "max_steps",
 }
 _ADDING: Mapping[str, str] = {
     "fp32_op": "ops.user_float32",
     "half_op": "ops.user_half",
     "fp32_module": "fp32_modules",
+    "fail_on": "gates",
+    "abort_on": "abort_on",
 }
 
 
@@ -118,6 +121,23 @@ def _override_options() -> list[Callable[[Any], Any]]:
         ),
         click.option(
             "--on-collapse", metavar="warn|stop", help="What happens when step after step is skipped."
+        ),
+        click.option(
+            "--fail-on",
+            metavar="EXPR",
+            multiple=True,
+            help="Exit with 96 when the target succeeds and this is true: `overflow_rate>5%`; repeatable.",
+        ),
+        click.option(
+            "--abort-on",
+            metavar="EXPR",
+            multiple=True,
+            help="End the target with 96 as soon as this is true; repeatable.",
+        ),
+        click.option(
+            "--max-steps",
+            metavar="N",
+            help="End the target, as if it had succeeded, after N optimizer steps.",
         ),
         click.option(
             "--set",

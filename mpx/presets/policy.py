@@ -137,6 +137,9 @@ class Policy:
     optimizer: OptimizerGuards
     slow_kernel_ratio: float = _number(at_least=1.0)
     monitors: Monitors
+    gates: tuple[str, ...]
+    abort_on: tuple[str, ...]
+    max_steps: int = _number(at_least=0)
     flush_interval_s: float = _number(above=0.0)
 
     def flat(self) -> dict[str, Any]:

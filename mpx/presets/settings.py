@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpx.errors import Problem
+from mpx.presets.gate_entries import GATE_KEYS, gate_problem, in_one_line
 from mpx.presets.policy import SCHEMA, field_specs, group_names
 from mpx.presets.shipped import check_op_entry
 from mpx.presets.show import show_value
@@ -114,6 +115,8 @@ def _leaf(layer: Layer, key: str, place: Place, tree: Tree, *, append: bool) -> 
         what = "only a list can be added to"
         layer.problems.append(place.problem(key, what, suggestion="leave out the `+`"))
         return
+    if key in GATE_KEYS:
+        tree = in_one_line(tree)
     # Each entry is looked at, so that a list with three mistakes is told three.
     entries = tree.items if spec.kind == "list" and isinstance(tree, Listing) else ()
     wrong = [problem for item in entries if (problem := _entry_problem(key, item)) is not None]
@@ -131,6 +134,8 @@ def _leaf(layer: Layer, key: str, place: Place, tree: Tree, *, append: bool) -> 
 
 
 def _entry_problem(key: str, item: Tree) -> Problem | None:
+    if key in GATE_KEYS and (problem := gate_problem(key, item)) is not None:
+        return problem
     try:
         entry = parse_entry(item)
     except InvalidValueError as error:
