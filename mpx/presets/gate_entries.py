@@ -6,11 +6,11 @@ from mpx.errors import Problem
 from mpx.gates import GateError, parse_gate
 from mpx.presets.tree import Listing, Place, Scalar, Table, Tree
 
-__all__ = ["GATE_KEYS", "gate_problem", "in_one_line"]
+__all__ = ["EXPRESSION", "GATE_KEYS", "WARM_UP", "gate_problem", "in_one_line"]
 
 # The keys that hold expressions, and whether these are asked while the script trains.
 GATE_KEYS = {"gates": False, "abort_on": True}
-_EXPRESSION, _WARM_UP = "expr", "after"
+EXPRESSION, WARM_UP = "expr", "after"
 
 
 def in_one_line(tree: Tree) -> Tree:
@@ -26,7 +26,7 @@ def gate_problem(key: str, item: Tree) -> Problem | None:
     """Return what is wrong with one gate, with a caret below the place; None when nothing is."""
     if isinstance(item, Table):
         what = "this is no gate"
-        expected = f"an expression, or a mapping with `{_EXPRESSION}` and `{_WARM_UP}`"
+        expected = f"an expression, or a mapping with `{EXPRESSION}` and `{WARM_UP}`"
         return item.place.problem(key, what, expected=expected, received=_keys(item))
     if not isinstance(item, Scalar) or item.null:
         return None  # a list in a list, or no value: told by the reader of lists
@@ -50,8 +50,8 @@ def _joined(item: Tree) -> Tree:
     if not isinstance(item, Table):
         return item
     parts = {name: value for name, _, value in item.pairs}
-    expression, warm_up = parts.get(_EXPRESSION), parts.get(_WARM_UP)
-    if parts.keys() - {_EXPRESSION, _WARM_UP} or not isinstance(expression, Scalar):
+    expression, warm_up = parts.get(EXPRESSION), parts.get(WARM_UP)
+    if parts.keys() - {EXPRESSION, WARM_UP} or not isinstance(expression, Scalar):
         return item
     if warm_up is None:
         return expression

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from mpx.presets.gate_entries import EXPRESSION, GATE_KEYS, WARM_UP
 from mpx.presets.policy import SCHEMA, FieldSpec, field_specs, group_names
 from mpx.presets.settings import EXTENDS
 from mpx.presets.shipped import configs_dir
@@ -20,6 +21,13 @@ SCHEMA_FILE = "mpx.schema.json"  # beside the presets
 _NUMBER_AS_TEXT = {
     "type": "string",
     "pattern": r"^[+-]?[0-9.][0-9_.eE+-]*( ?\*\* ?\(?[+-]?[0-9]+\)?|[KMG]i)?$",
+}
+_NAME = {"type": "string", "minLength": 1}
+_GATE = {
+    "type": "object",
+    "properties": {EXPRESSION: _NAME, WARM_UP: {"type": "integer", "minimum": 0}},
+    "required": [EXPRESSION],
+    "additionalProperties": False,
 }
 _DOCUMENTED = "O0.yaml"  # it has every key, with its meaning beside it
 _KEY = re.compile(r"( *)([a-z]\w*):")
@@ -83,8 +91,10 @@ def _of(spec: FieldSpec) -> dict[str, Any]:
         return {"const": SCHEMA}
     if spec.kind == "choice":
         return {"enum": spellings(spec)}
+    if spec.key in GATE_KEYS:
+        return {"anyOf": [{"type": "array", "items": {"anyOf": [_NAME, _GATE]}}, _GATE]}
     if spec.kind == "list":
-        return {"type": "array", "items": {"type": "string", "minLength": 1}}
+        return {"type": "array", "items": _NAME}
     if spec.kind in ("int", "float"):
         return {"anyOf": [_number(spec), _NUMBER_AS_TEXT]}
     name = {"bool": "boolean", "str": "string"}[spec.kind]

@@ -54,6 +54,8 @@ def test_what_show_prints_fits(name, tmp_path):
         "ops: {float32+: [softmax]}",
         "dtype: bf16",
         "keep_batchnorm_fp32: null",
+        "gates: ['overflow_rate>5%', {expr: skipped_steps>2, after: 100}]",
+        "abort_on: {expr: nonfinite_loss}",
     ],
 )
 def test_every_spelling_that_the_loader_knows_fits(text):
@@ -74,6 +76,8 @@ def test_every_spelling_that_the_loader_knows_fits(text):
         "patch_torch_functions: maybe",
         "monitors: {losses: 3}",
         "schema: 99",
+        "gates: nonfinite_loss",
+        "gates: [{after: 100}]",
     ],
 )
 def test_what_the_shape_alone_can_tell_is_seen(text):
