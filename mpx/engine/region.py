@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
+    from mpx.engine.kernels import Report
     from mpx.engine.working import ModuleRules
     from mpx.presets.policy import Policy
 
@@ -64,6 +65,7 @@ class Region:
         began: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None],
         ended: Callable[[nn.Module, tuple[Any, ...], Any], None],
         around: Callable[[nn.Module], AbstractContextManager[Any]],
+        report: Report,
     ) -> None:
         """Make a closed region.
 
@@ -74,6 +76,7 @@ class Region:
             began: Told of each outermost call before it runs: module, args, kwargs.
             ended: Told of each outermost call that returned: module, args, output.
             around: Context around the work of an outermost call (monitors).
+            report: Told of what computes in FP32 against the level.
         """
         self._half = HALF[policy.dtype]
         # at O3 the weights are half by our doing; elsewhere a script that made its model half is left alone
@@ -82,6 +85,7 @@ class Region:
         self._rules = rules
         self._adoption = adoption
         self._began, self._ended, self._around = began, ended, around
+        self._report = report
         self._here = _Here()
         self._checked: set[str] = set()
         self.watch: Callable[[nn.Module, tuple[Any, ...], Any], None] | None = None
@@ -95,6 +99,8 @@ class Region:
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return self._traced(original, module, args, kwargs)
+            if torch._C._get_tracing_state() is not None:
+                return original(module, *args, **kwargs)  # `torch.jit.trace` records the script's model, not what we do to it
             if here.depth:
                 return self._nested(original, module, args, kwargs)
             device_type = None if self.passive else self._root_device(module)
@@ -167,6 +173,8 @@ class Region:
         return output
 
     def _in_float32(self, original: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if isinstance(module, torch.jit.ScriptModule):
+            self._report("torchscript", "modules compiled by TorchScript compute in FP32")
         with self.disabled():
             args, kwargs = map_tensors(args, self.to_float32), map_tensors(kwargs, self.to_float32)
             return original(module, *args, **kwargs)

@@ -87,6 +87,7 @@ class Session:
             began=self._began,
             ended=self._ended,
             around=self._around_call,
+            report=self._substitutions.tell,
         )
         self.functions: ScriptFunctions = ScriptFunctions(self.region)
         watch = ForwardWatch(self.region)

@@ -45,6 +45,10 @@ class ModuleRules:
         self._known: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         self._named: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.any_named = bool(self._patterns)
+        # TorchScript differentiates by rules of its own, which fail on the mixed types of autocast (torch 2.13), and lets nobody
+        # replace its parameters: such a module computes in FP32. At O3, where it really is half, it works as it is.
+        casts_calls = policy.cast_model_type != "float32" and policy.master_weights is not False
+        self._compiled: tuple[type[nn.Module], ...] = (torch.jit.ScriptModule,) if casts_calls else ()
 
     def learn(self, root: nn.Module) -> None:
         """Match the names of a tree that has modules not seen before."""
@@ -59,8 +63,8 @@ class ModuleRules:
             self._known[module] = module in self._named or self._needs_float32(module)
 
     def computes_float32(self, module: nn.Module) -> bool:
-        """Whether `fp32_modules` names this module or one that contains it; `learn` must have seen its tree."""
-        return self.any_named and module in self._named
+        """Whether this is TorchScript's, or `fp32_modules` names it or one that contains it; `learn` must have seen its tree."""
+        return isinstance(module, self._compiled) or (self.any_named and module in self._named)
 
     def name(self, module: nn.Module) -> None:
         """Let a module compute in FP32 from now on, as if the preset had named it."""
@@ -80,7 +84,7 @@ class ModuleRules:
     def _needs_float32(self, module: nn.Module) -> bool:
         if isinstance(module, _BatchNorm):
             return self._keep_batchnorm
-        if isinstance(module, (nn.RNNBase, ParametrizationList)):
+        if isinstance(module, (nn.RNNBase, ParametrizationList, *self._compiled)):
             return True
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and (module.sparse or module.max_norm is not None):
             return True
