@@ -67,17 +67,17 @@ class Hooks:
         """
 
         @wraps(original)
-        def register_post_accumulate_grad_hook(tensor: Tensor, hook: Callable[[Tensor], None]) -> Any:
+        def register_post_accumulate_grad_hook(tensor: Tensor, hook: Callable[[Tensor], Any]) -> Any:
             @wraps(hook)
-            def true_scale(leaf: Tensor) -> None:
+            def true_scale(leaf: Tensor) -> Any:
                 now = self._running.latest
                 if now is None or leaf.grad is None:
-                    hook(leaf)
-                    return
+                    return hook(leaf)
                 self._make_true(leaf, leaf.grad, now)
-                hook(leaf)
+                returned = hook(leaf)
                 if leaf.grad is not None and now.scale != 1.0:
                     _rescale(leaf, leaf.grad, now.scale)
+                return returned  # None, or torch says that it should be
 
             return original(tensor, true_scale)
 

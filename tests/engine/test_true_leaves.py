@@ -1,0 +1,241 @@
+"""Whatever gets a gradient gets the true one, whoever owns it and whenever the script looks: also from inside a pass.
+
+Each case differentiates a little and returns tensors; the laws are in conftest.py.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+CASES = {}
+LEVELS = ("O1", "O2")
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+def perceptron():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def batch(seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(6, 8, generator=generator), torch.randint(4, (6,), generator=generator)
+
+
+def loss_of(model, seed=1):
+    x, y = batch(seed)
+    return F.cross_entropy(model(x), y)
+
+
+def grads_of(model):
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def write_three_times(grad):
+    grad.mul_(3)
+
+
+def double(parameter):
+    parameter.grad.mul_(2)
+
+
+@case
+def hooks_on_leaves():
+    model = perceptron()
+    seen = []
+    model[0].weight.register_hook(seen.append)
+    model[0].bias.register_hook(lambda grad: 2 * grad)
+    model[2].weight.register_hook(write_three_times)
+    loss_of(model).backward()
+    return [*seen, *grads_of(model)]
+
+
+@case
+def hooks_on_activations():
+    model = perceptron()
+    seen = []
+    x, y = batch()
+
+    def look(module, inputs, output):
+        output.register_hook(seen.append)
+        output.register_hook(lambda grad: grad.clamp(-0.05, 0.05))
+
+    model[1].register_forward_hook(look)
+    F.cross_entropy(model(x), y).backward()
+    return [*seen, *grads_of(model)]
+
+
+@case
+def hooks_on_many_gradients():
+    model = perceptron()
+    seen = []
+    torch.autograd.graph.register_multi_grad_hook(list(model.parameters()), seen.extend)
+    loss_of(model).backward()
+    return seen
+
+
+@case
+def hooks_after_accumulation():
+    model = perceptron()
+    seen = {
+        parameter: [] for parameter in model.parameters()
+    }  # the order among parameters is the engine's affair
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: seen[p].append(p.grad.clone()))
+        parameter.register_post_accumulate_grad_hook(double)
+    for seed in range(2):
+        loss_of(model, seed).backward()
+    return [*(grad for grads in seen.values() for grad in grads), *grads_of(model)]
+
+
+@case
+def an_optimizer_in_the_backward_pass():
+    model = perceptron()
+    optimizers = {p: torch.optim.SGD([p], lr=0.1, momentum=0.9) for p in model.parameters()}
+
+    def step(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    for seed in range(3):
+        loss_of(model, seed).backward()
+    assert all(grad is None for grad in grads_of(model))
+    return list(model.parameters())
+
+
+@case
+def retained_gradients():
+    model = perceptron()
+    x, y = batch()
+    logits = model(x)
+    logits.retain_grad()
+    loss = F.cross_entropy(logits, y)
+    loss.retain_grad()
+    loss.backward(retain_graph=True)
+    once = [logits.grad.clone(), loss.grad.clone()]
+    loss.backward()
+    return [*once, logits.grad, loss.grad]
+
+
+@case
+def sparse_gradients():
+    torch.manual_seed(0)
+    table, head = nn.Embedding(10, 8, sparse=True), nn.Linear(8, 4)
+    index = torch.tensor([1, 3, 3, 7])
+    for _ in range(2):
+        F.cross_entropy(head(table(index)), torch.tensor([0, 1, 2, 3])).backward()
+    assert table.weight.grad.is_sparse
+    return [table.weight.grad.to_dense(), *grads_of(head)]
+
+
+@case
+def double_and_complex_parameters():
+    torch.manual_seed(0)
+    double = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    phase = torch.randn(4, dtype=torch.complex64, requires_grad=True)
+    model = perceptron()
+    x, y = batch()
+    for _ in range(2):
+        logits = model(x) * double.float() + (phase * phase.conj()).real + torch.view_as_real(phase).sum()
+        F.cross_entropy(logits, y).backward()
+    return [double.grad, torch.view_as_real(phase.grad), *grads_of(model)]
+
+
+@case
+def an_adversarial_input():
+    model = perceptron()
+    x, y = batch()
+    x.requires_grad_()
+    F.cross_entropy(model(x), y).backward()
+    (slope,) = torch.autograd.grad(F.cross_entropy(model(x), y), x)
+    return [x.grad, slope]
+
+
+@case
+def something_learnable_before_and_after_the_model():
+    torch.manual_seed(0)
+    image, temperature = torch.randn(6, 8, requires_grad=True), torch.tensor(0.5, requires_grad=True)
+    model = perceptron().requires_grad_(requires_grad=False)
+    F.cross_entropy(model(torch.sigmoid(image)) / temperature, batch()[1]).backward()
+    return [image.grad, temperature.grad]
+
+
+@case
+def tensors_without_a_module():
+    torch.manual_seed(0)
+    w1, w2 = torch.randn(8, 16, requires_grad=True), torch.randn(16, 4, requires_grad=True)
+    x, y = batch()
+    for _ in range(2):
+        F.cross_entropy(torch.tanh(x @ w1) @ w2, y).backward()
+    return [w1.grad, w2.grad]
+
+
+class Unregistered(nn.Module):
+    """Keeps a tensor and a layer where no optimizer would look for them."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(16, 4)
+        self.hidden = [nn.Linear(8, 16)]
+        self.gain = [torch.ones(16, requires_grad=True)]
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.hidden[0](x)) * self.gain[0])
+
+
+@case
+def tensors_that_a_module_does_not_register():
+    torch.manual_seed(0)
+    model = Unregistered()
+    for seed in range(3):
+        loss_of(model, seed).backward()
+    return [model.gain[0].grad, *grads_of(model.hidden[0]), *grads_of(model)]
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, *, reentrant):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
+        self.head = nn.Linear(8, 4)
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        x = x + checkpoint(self.body, x.requires_grad_(), use_reentrant=self.reentrant)
+        return self.head(x)
+
+
+@case
+def checkpointing():
+    torch.manual_seed(0)
+    model = Checkpointed(reentrant=False)
+    for seed in range(2):
+        loss_of(model, seed).backward()
+    return grads_of(model)
+
+
+@case
+def checkpointing_inside_the_backward_pass():
+    torch.manual_seed(0)
+    model = Checkpointed(reentrant=True)
+    for seed in range(2):
+        loss_of(model, seed).backward()
+    return grads_of(model)
+
+
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_they_are_those_of_float32_within_the_rounding_of_half(far_from_float32, level, half):
+    assert far_from_float32(CASES, level, half) == []
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_they_are_identical_at_every_scale(different_by_scale, level):
+    assert different_by_scale(CASES, level) == []
