@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch.autograd.graph import GradientEdge
 
     from mpx.engine.gradients import Flags
+    from mpx.engine.kernels import Report
     from mpx.engine.leaves import Leaves
     from mpx.engine.running import Running, RunningPass
     from mpx.engine.scales import Scales
@@ -45,6 +46,7 @@ class Backward:
         *,
         around: Callable[[], AbstractContextManager[Any]],
         judged: Callable[[Seen], None],
+        report: Report,
         checks: bool,
         skips: bool,
     ) -> None:
@@ -57,11 +59,13 @@ class Backward:
             running: Holds the pass that the engine is at, for the hooks.
             around: Context for the engine's run: no autocast, working copies in place.
             judged: Told of each pass after its gradients are true again.
+            report: Tells substitutions.
             checks: Whether gradients are looked at; off at O0, where nothing is touched.
             skips: Whether overflowed gradients are kept from the weights at this level.
         """
         self._scales, self._leaves, self._flags, self._running = scales, leaves, flags, running
-        self._around, self._judged, self._checks, self._skips = around, judged, checks, skips
+        self._around, self._judged, self._report = around, judged, report
+        self._checks, self._skips = checks, skips
         self._true_losses: Callable[[Sequence[Tensor]], tuple[Tensor, ...]] | None = None
 
     def stand_back(self, true_losses: Callable[[Sequence[Tensor]], tuple[Tensor, ...]]) -> None:
@@ -114,7 +118,7 @@ class Backward:
         create_graph: bool,
     ) -> None:
         site = caller_site()
-        scale = self._scales.enter(site, roots[0]).scale
+        scale = self._presentable(self._scales.enter(site, roots[0]).scale)
         losses = tuple(root.detach() for root in roots)
         flagged = self._flags.begin_pass(leaves)
         earlier = Earlier(leaves, scale, set_aside=create_graph, flagged=flagged)
@@ -128,6 +132,16 @@ class Backward:
                 self._flags.raise_for(added_to)  # accumulation may have replaced the tensor that was flagged
         overflowed = () if added_to else tuple(now.overflowed)
         self._judged(Seen(site, scale, losses, finite, overflowed, sticky=bool(added_to)))
+
+    def _presentable(self, scale: float) -> float:
+        """Return the scale of a pass: 1 where torch is to raise at a NaN, which a search for the range makes."""
+        if scale == 1.0 or not (torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()):
+            return scale
+        self._report(
+            "anomaly",
+            "losses were not scaled while `detect_anomaly` was on: an overflow would have ended the run",
+        )
+        return 1.0
 
     def _settle(
         self,
@@ -177,11 +191,12 @@ class Backward:
             state = self._scales.enter(site, roots[0], counts=False)
             roots_finite = not any(read(non_finite_flags(roots)))
             while True:
+                scale = self._presentable(state.scale)
                 retry = roots_finite and state.can_fall
-                scaled = [seed * state.scale for seed in seeds]
-                with self._running.at(state.scale), self._around():
+                with self._running.at(scale), self._around():
+                    scaled = [seed * scale for seed in seeds]
                     found = original(outputs, inputs, scaled, retain_graph or retry or None, *args, **kwargs)
-                grads = tuple(None if g is None else g * (1.0 / state.scale) for g in found)
+                grads = tuple(None if g is None else g * (1.0 / scale) for g in found)
                 finite = not any(read(non_finite_flags(g for g in grads if g is not None)))
                 if roots_finite:
                     state = self._scales.judge(site, finite=finite)

@@ -113,6 +113,7 @@ class Session:
             running,
             around=self._around_backward,
             judged=self._judged,
+            report=tell,
             checks=self._casts,
             skips=skips,
         )
