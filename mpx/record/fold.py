@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from mpx.errors import RecordError
 from mpx.record import codec
 from mpx.record.model import Process, RunRecord, Snapshot
-from mpx.record.parts import Coverage, Fault, Memory, OpWork, Overflow, OverflowCounts, Steps, Substitution
+from mpx.record.parts import (
+    Coverage,
+    Fault,
+    Memory,
+    OpWork,
+    Overflow,
+    OverflowCounts,
+    Steps,
+    Stop,
+    Substitution,
+    Verdict,
+)
 from mpx.record.retention import Event, retain
 
 __all__ = ["fold"]
@@ -29,6 +41,7 @@ class _Log:
     last_t: float | None = None
     ended: bool = False
     overflows: list[Overflow] = field(default_factory=list)
+    stopped: Stop | None = None
     faults: list[Fault] = field(default_factory=list)
 
 
@@ -41,6 +54,7 @@ def fold(events: Iterable[Event]) -> RunRecord:
     run: Event = {}
     preset: Event = {}
     ending: Event = {}
+    verdicts: Any = []
     notices: list[str] = []
     logs: dict[str, _Log] = {}
     for event in retain(events):
@@ -51,6 +65,8 @@ def fold(events: Iterable[Event]) -> RunRecord:
             preset = event
         elif kind == "exit":
             ending = event
+        elif kind == "gates":
+            verdicts = event.get("verdicts")
         elif kind == "skipped":
             notices.append(str(event.get("text", "")))
         else:
@@ -82,6 +98,8 @@ def fold(events: Iterable[Event]) -> RunRecord:
         wall_s=_number(ending.get("wall_s")),
         ended_t=_number(ending.get("t")),
         processes=processes,
+        stopped=min((log.stopped for log in ordered if log.stopped), key=lambda stop: stop.t, default=None),
+        gates=_verdicts(verdicts),
         faults=faults,
         notices=_texts(run.get("notices")) + sorted(notices),
     )
@@ -100,6 +118,8 @@ def _take(log: _Log, event: Event) -> None:
             log.last = codec.from_json(Snapshot, event, on_error=misfit)
         elif kind == "overflow":
             log.overflows.append(codec.from_json(Overflow, event, on_error=misfit))
+        elif kind == "stopped":
+            log.stopped = log.stopped or codec.from_json(Stop, event, on_error=misfit)
         elif kind == "fault":
             log.faults.append(codec.from_json(Fault, event, on_error=misfit))
         elif kind == "end":
@@ -239,6 +259,14 @@ def _substitutions(lead: Sequence[_Log], logs: Sequence[_Log]) -> list[Substitut
         for item in log.last.substitutions:
             total.setdefault((item.id, item.text), item)
     return list(total.values())
+
+
+def _verdicts(told: Any) -> list[Verdict]:
+    verdicts = []
+    for item in told if isinstance(told, list) else ():
+        with suppress(RecordError):
+            verdicts.append(codec.from_json(Verdict, item))
+    return verdicts
 
 
 def _text(value: Any) -> str | None:

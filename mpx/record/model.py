@@ -19,8 +19,10 @@ from mpx.record.parts import (
     OverflowCounts,
     Scaler,
     Steps,
+    Stop,
     Substitution,
     Throughput,
+    Verdict,
 )
 
 __all__ = ["Process", "RunRecord", "Snapshot"]
@@ -128,6 +130,8 @@ class RunRecord:
     substitutions: list[Substitution] = field(default_factory=list)
     longest_skip_run: int = 0
     saw_script_amp: bool = False
+    stopped: Stop | None = None
+    gates: list[Verdict] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)

@@ -22,8 +22,10 @@ __all__ = [
     "Scaler",
     "StepTime",
     "Steps",
+    "Stop",
     "Substitution",
     "Throughput",
+    "Verdict",
 ]
 
 
@@ -163,6 +165,29 @@ class Substitution:
     id: str
     text: str
     count: int = 1
+
+
+@dataclass(frozen=True)
+class Stop:
+    """mpx ended the script. `reason` is max-steps or abort-on, `text` what was asked and what was met."""
+
+    reason: str
+    text: str = ""
+    step: int = 0
+    backward: int = 0
+    process: str = ""
+    t: float = 0.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a gate. `value` is in the gate's own unit; None when it could not be judged, which is no pass."""
+
+    gate: str
+    passed: bool
+    value: float | None = None
+    text: str = ""
+    origin: str = ""
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ OVERFLOWS_KEPT = 200  # a process; the counts in its snapshot go on
 FAULTS_KEPT = 50  # different ones, a process; equal ones are counted
 OTHERS_KEPT = 200  # a kind and process, of kinds that this version does not know
 
-_FIRST = {"run": 1, "preset": 1, "start": 1, "overflow": OVERFLOWS_KEPT, "fault": FAULTS_KEPT}
-_LAST = frozenset({"snapshot", "exit", "end"})  # cumulative or final: the last one says it all
+_FIRST = {"run": 1, "preset": 1, "start": 1, "stopped": 1, "overflow": OVERFLOWS_KEPT, "fault": FAULTS_KEPT}
+_LAST = frozenset({"snapshot", "exit", "gates", "end"})  # cumulative or final: the last one says it all
 
 
 def retain(events: Iterable[Event]) -> list[Event]:

@@ -61,7 +61,8 @@ def interrupted(record: RunRecord) -> Iterator[Finding]:
 @check(order=52)
 def failed(record: RunRecord) -> Iterator[Finding]:
     """The script's exit code is not 0."""
-    if record.status == "failed" and record.processes:
+    aborted = record.stopped is not None and record.stopped.reason == "abort-on"
+    if record.status == "failed" and record.processes and not aborted:
         yield Finding(
             id="failed",
             severity="info",

@@ -26,7 +26,7 @@ def as_csv(record: RunRecord, _: Options) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    for source in (_totals, _series, _overflows):
+    for source in (_totals, _gates, _series, _overflows):
         for quantity, site, at, value, unit, detail in source(record):
             place = "" if at is None else f"{at:.15g}"
             writer.writerow((quantity, printable(site), place, value, unit, printable(detail)))
@@ -65,6 +65,11 @@ def _totals(record: RunRecord) -> Iterator[_Row]:
     for quantity, (value, unit) in numbers.items():
         if value is not None:
             yield quantity, "", None, value, unit, ""
+
+
+def _gates(record: RunRecord) -> Iterator[_Row]:
+    for verdict in record.gates:
+        yield "gate_failed", "", None, int(not verdict.passed), "", f"{verdict.gate}: {verdict.text}"
 
 
 def _series(record: RunRecord) -> Iterator[_Row]:

@@ -26,12 +26,12 @@ class _Case:
 
 
 def junit(record: RunRecord, options: Options) -> str:
-    """Return a suite with a case for the run and one for each finding that is more than a note.
+    """Return a suite with a case for the run, one for each gate, and one for each finding that is more than a note.
 
     An error fails its case; a warning passes with its text as output. Whether a warning should stop a pipeline is for
     a gate to say.
     """
-    cases = [case for source in (_run, _findings) for case in source(record)]
+    cases = [case for source in (_run, _gates, _findings) for case in source(record)]
     failures = sum(bool(case.failure) for case in cases)
     counts = {"tests": str(len(cases)), "failures": str(failures), "errors": "0", "skipped": "0"}
     time = {"time": f"{record.wall_s or 0.0:.3f}"}
@@ -52,9 +52,15 @@ def _run(record: RunRecord) -> Iterator[_Case]:
     yield _Case("run", "the run completes", printable(failure), " | ".join(headline(record)))
 
 
+def _gates(record: RunRecord) -> Iterator[_Case]:
+    for verdict in record.gates:
+        text = printable(f"`{verdict.gate}`: {verdict.text}")
+        yield _Case("gates", verdict.gate, "" if verdict.passed else text, text if verdict.passed else "")
+
+
 def _findings(record: RunRecord) -> Iterator[_Case]:
     for finding in record.findings:
-        if finding.severity == "info":
+        if finding.severity == "info" or finding.id == "gates-failed":  # each gate is a case of its own
             continue
         text = "\n".join(
             printable(part)

@@ -26,6 +26,7 @@ __all__ = ["ROWS", "Row", "Style"]
 
 SUBSTITUTIONS_SHOWN = 3
 NOTICES_SHOWN = 2
+GATES_NAMED = 3
 CHANGES_NAMED = 3
 OPTIMIZERS_SHOWN = 3
 BARS = 20
@@ -220,6 +221,15 @@ def substitutions(record: RunRecord, _: Style) -> Iterator[Row]:
         yield Row("replaced", (f"and {count(rest, 'other thing')}, listed by `mpx report -v`",), 30)
 
 
+def gates(record: RunRecord, _: Style) -> Iterator[Row]:
+    """How many gates held; a finding names those that did not."""
+    if record.gates:
+        passed = [verdict for verdict in record.gates if verdict.passed]
+        parts = [f"{amount(len(passed))} of {count(len(record.gates), 'gate')} passed"]
+        parts += [code(verdict.gate) for verdict in passed[:GATES_NAMED]]
+        yield Row("gates", tuple(parts), 77)
+
+
 def notices(record: RunRecord, _: Style) -> Iterator[Row]:
     """What the launcher had to say before the start."""
     for text in record.notices[:NOTICES_SHOWN]:
@@ -237,5 +247,6 @@ ROWS: tuple[RowMaker, ...] = (
     speed,
     memory,
     substitutions,
+    gates,
     notices,
 )

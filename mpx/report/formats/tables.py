@@ -29,6 +29,15 @@ def tables(record: RunRecord, options: Options) -> list[str]:
     return lines
 
 
+def gates(record: RunRecord) -> Iterator[Table]:
+    """Yield the verdict on each gate."""
+    if record.gates:
+        rows = [
+            ("passed" if item.passed else "FAILED", item.gate, item.text, item.origin) for item in record.gates
+        ]
+        yield "gates", [("verdict", "fails when", "measured", "asked by"), *rows]
+
+
 def optimizers(record: RunRecord) -> Iterator[Table]:
     """Yield the steps of each optimizer."""
     if record.optimizers:
@@ -171,6 +180,7 @@ def faults(record: RunRecord) -> Iterator[Table]:
 
 
 TABLES: tuple[Callable[[RunRecord], Iterator[Table]], ...] = (
+    gates,
     optimizers,
     scalers,
     losses,
