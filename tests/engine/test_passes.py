@@ -1,5 +1,7 @@
 """Passes that are out of the ordinary: half losses, errors, overflows in `torch.autograd.grad`, anomaly detection."""
 
+import threading
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -186,10 +188,8 @@ def test_anomaly_detection_does_not_end_a_run_for_an_overflow_of_ours(at_level, 
         assert recorded.substituted("anomaly")
 
 
-def test_models_that_train_in_threads_of_their_own_leave_no_scale_behind(at_level, level):
-    import threading
-
-    with at_level(level, "loss_scale=1024"):
+def test_models_that_train_in_threads_of_their_own_leave_no_scale_behind(at_level):
+    with at_level("O1", "loss_scale=1024"):
         seen = []
 
         def train():
