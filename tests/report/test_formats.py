@@ -14,7 +14,7 @@ import pytest
 
 from mpx.errors import UsageError
 from mpx.record import Finding, RunRecord, fold
-from mpx.record.parts import LossCurve, Overflow, Scaler
+from mpx.record.parts import LossCurve, Overflow, Scaler, Verdict
 from mpx.record.shards import read_shard
 from mpx.report import FORMATS, Options, render, with_findings
 from mpx.report.files import ReportFile, format_of, parse_report, write_reports
@@ -95,6 +95,23 @@ class TestJunit:
         assert [case.find("failure") is not None for case in cases] == [True, False]
         assert "hint" in cases[0].find("failure").text
         assert cases[1].find("system-out").text.startswith("warning: text")
+
+    def test_each_gate_is_one_case_and_their_finding_none(self):
+        gates = [
+            Verdict("overflow_rate>5%", passed=False, value=0.1, text="10 %"),
+            Verdict("steps<1", passed=True),
+        ]
+        record = with_findings(
+            RunRecord(status="completed", exit_code=0, gates=gates, forwards=1, processes=[])
+        )
+        cases = [
+            case for case in self.suite(record).findall("testcase") if case.get("classname") == "mpx.gates"
+        ]
+        assert [case.get("name") for case in cases] == ["overflow_rate>5%", "steps<1"]
+        assert [case.find("failure") is not None for case in cases] == [True, False]
+        assert cases[0].find("failure").get("message") == "10 %"
+        assert "gates-failed" in [finding.id for finding in record.findings]
+        assert "gates-failed" not in [case.get("name") for case in self.suite(record).findall("testcase")]
 
 
 class TestCsv:
