@@ -2,15 +2,22 @@
 
 import pytest
 
+# in the order: product of the body, weights of BatchNorm, softmax, another product, product of the head
 TYPES = {
-    "-O O1": "body=float16 softmax=float32 product=float16 head=float16",
-    "-O O1 --dtype bfloat16": "body=bfloat16 softmax=float32 product=bfloat16 head=bfloat16",
-    "-O O1 --fp32-module Head": "body=float16 softmax=float32 product=float16 head=float32",
-    "-O O2 --fp32-module head": "body=float16 softmax=float16 product=float16 head=float32",
-    "-O O1 --fp32-module Model": "body=float32 softmax=float32 product=float32 head=float32",
-    "-O O2 --fp32-module Model": "body=float32 softmax=float32 product=float32 head=float32",
-    "-O O1 --half-op softmax --fp32-op linear": "body=float32 softmax=float16 product=float16 head=float16",
-    "-O O2 --fp32-op softmax": "body=float16 softmax=float32 product=float16 head=float16",
+    "-O O0": "32 32 32 32 32",
+    "-O O1": "16 32 32 16 16",
+    "-O O1 --dtype bfloat16": "b16 32 32 b16 b16",
+    "-O O1 --fp32-module Head": "16 32 32 16 32",
+    "-O O1 --fp32-module Model": "32 32 32 32 32",
+    "-O O1 --half-op softmax --fp32-op linear": "32 32 16 16 16",
+    "-O O2": "16 32 16 16 16",
+    "-O O2 --no-keep-batchnorm-fp32": "16 16 16 16 16",
+    "-O O2 --fp32-module head": "16 32 16 16 32",
+    "-O O2 --fp32-module Model": "32 32 32 32 32",
+    "-O O2 --fp32-op softmax": "16 32 32 16 16",
+    "-O O3": "16 16 16 16 16",
+    "-O O3 --keep-batchnorm-fp32": "16 32 16 16 16",
+    "-O O3 --fp32-module Head": "16 16 16 16 32",
 }
 
 
@@ -21,5 +28,8 @@ def runs(processes, all_of):
 
 @pytest.mark.parametrize("options", TYPES)
 def test_operations_run_in_the_types_that_were_asked_for(runs, options):
-    told = " ".join(line.replace(" torch.", "=") for line in runs[options].succeeded().lines)
-    assert told == f"{TYPES[options]} loss=float32"
+    lines = runs[options].succeeded().lines
+    *told, loss = (line.split()[-1].removeprefix("torch.").replace("float", "") for line in lines)
+    assert " ".join(told) == TYPES[options]
+    assert loss == "32"
+    assert len(told) == 5
