@@ -63,7 +63,7 @@ class Region:
         adoption: Adoption = AS_THEY_ARE,
         *,
         began: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None],
-        ended: Callable[[nn.Module, tuple[Any, ...], Any], None],
+        ended: Callable[[nn.Module, tuple[Any, Any], Any], None],
         around: Callable[[nn.Module], AbstractContextManager[Any]],
         report: Report,
     ) -> None:
@@ -74,7 +74,7 @@ class Region:
             rules: Says which modules compute in FP32.
             adoption: What happens to the weights.
             began: Told of each outermost call before it runs: module, args, kwargs.
-            ended: Told of each outermost call that returned: module, args, output.
+            ended: Told of each outermost call that returned: module, (args, kwargs), output.
             around: Context around the work of an outermost call (monitors).
             report: Told of what computes in FP32 against the level.
         """
@@ -88,7 +88,7 @@ class Region:
         self._report = report
         self._here = _Here()
         self._checked: set[str] = set()
-        self.watch: Callable[[nn.Module, tuple[Any, ...], Any], None] | None = None
+        self.watch: Callable[[nn.Module, tuple[Any, Any], Any], None] | None = None
         self.passive: bool | None = None  # a DataLoader worker: decided at its first call
 
     def wrap_call(self, original: Call) -> Call:
@@ -144,7 +144,7 @@ class Region:
         if self.casts and not scripts_own:
             output = map_tensors(output, self.to_float32)
         if not recomputing:
-            self._ended(module, args, output)
+            self._ended(module, (args, kwargs), output)
         return output
 
     @contextmanager
@@ -169,7 +169,7 @@ class Region:
         else:
             output = original(module, *args, **kwargs)
         if self.watch is not None:
-            self.watch(module, args, output)
+            self.watch(module, (args, kwargs), output)
         return output
 
     def _in_float32(self, original: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
