@@ -64,7 +64,8 @@ class StatisticsGuard:
         poisoned = [module for module, *found in zip(kept, bad[::2], bad[1::2], strict=True) if any(found)]
         for module in poisoned:
             for name, earlier in zip(NAMES, kept[module], strict=True):
-                getattr(module, name).copy_(earlier)
+                # past the version counter: another loss may yet go back through the graph that saved them
+                getattr(module, name).data.copy_(earlier)
         self._kept.clear()
         self._older.clear()
         return poisoned
