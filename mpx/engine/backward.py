@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext
 
 from mpx.engine.earlier import Earlier
 from mpx.engine.gradients import make_harmless_, non_finite, non_finite_flags, read
@@ -86,7 +87,7 @@ class Backward:
         ) -> None:
             roots = _listed(tensors)
             seeds = _seeds(roots, grad_tensors)
-            if seeds is None or _inside_engine() or grad_variables is not None:
+            if seeds is None or _is_part_of_another(roots) or grad_variables is not None:
                 return original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
 
             def run(scaled: list[Tensor]) -> None:
@@ -185,7 +186,7 @@ class Backward:
         ) -> Any:
             roots = _listed(outputs)
             seeds = _seeds(roots, grad_outputs)
-            if seeds is None or _inside_engine() or not (self._checks and self._scales.in_force):
+            if seeds is None or _is_part_of_another(roots) or not (self._checks and self._scales.in_force):
                 return original(outputs, inputs, grad_outputs, retain_graph, *args, **kwargs)
             site = caller_site()
             state = self._scales.enter(site, roots[0], counts=False)
@@ -216,9 +217,13 @@ class Backward:
         return found
 
 
-def _inside_engine() -> bool:
-    """Whether a call is no pass of the script's, but part of one that runs: re-entrant checkpointing."""
-    return torch._C._current_graph_task_id() != -1
+def _is_part_of_another(roots: list[Tensor]) -> bool:
+    """Whether a call is no pass of the script's: re-entrant checkpointing, `torch.func`, a compiler at its tracing."""
+    return (
+        torch._C._current_graph_task_id() != -1
+        or TracingContext.try_get() is not None
+        or any(torch._C._functorch.is_functorch_wrapped_tensor(root) for root in roots)
+    )
 
 
 def _is_edge(value: Tensor | GradientEdge | Sequence[Any]) -> bool:

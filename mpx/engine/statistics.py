@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from mpx.engine.gradients import non_finite_flags, read
 from mpx.engine.structure import modules_of
@@ -42,7 +43,10 @@ class StatisticsGuard:
         for module in modules_of(root):
             if not (isinstance(module, _NormBase) and module.training) or module in self._kept:
                 continue
-            if module.running_mean is not None:
+            statistics = module.running_mean
+            if statistics is not None and not isinstance(
+                statistics, UninitializedTensorMixin
+            ):  # lazy: its first call
                 self._kept[module] = [getattr(module, name).clone() for name in NAMES]
 
     def accept(self) -> None:
