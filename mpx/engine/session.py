@@ -10,6 +10,7 @@ from torch import nn
 
 from mpx.engine.audience import Audience
 from mpx.engine.backward import Backward
+from mpx.engine.budget import Budget
 from mpx.engine.checkpoints import Checkpoints
 from mpx.engine.devices import DEVICES, HALF
 from mpx.engine.functions import ScriptFunctions
@@ -144,6 +145,7 @@ class Session:
     def _start_counting(self) -> None:
         self._progress = Progress()
         self._audience = Audience([self._progress, *self._chosen_monitors()], self._lost)
+        self._budget = Budget(self.policy, self.scales, emit=self._emit, peak_bytes=lambda: _peak_memory()[1])
 
     def forked(self) -> None:
         """This process is a child of the one that installed the session: count anew, and see whether it is a worker."""
@@ -233,6 +235,7 @@ class Session:
         one = self._judge.judge(seen, number=self._progress.backwards + 1, step=self._progress.attempted)
         self._audience.tell("passed", one)
         self._tick(urgent=one.kind is not None)
+        self._budget.passed(one)  # may end the script, as the next may
         self._judge.look_at_collapse(one)
 
     def _before_step(self, optimizer: Optimizer) -> None:
@@ -245,6 +248,7 @@ class Session:
     def _stepped(self, step: Step) -> None:
         self._audience.tell("stepped", step)
         self._tick(urgent=step.skipped)
+        self._budget.stepped(step)  # may end the script
 
     def _stand_back(self) -> None:
         """The script's own mixed precision runs and is to be kept: count, and touch nothing."""
