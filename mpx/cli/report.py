@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from mpx.cli.verdicts import GATE_FAILED, gates_of_option
 from mpx.record import find_run
 from mpx.report import FORMATS, Options, render, with_findings
 from mpx.report.files import ReportFile, format_of, write_report
@@ -40,6 +41,12 @@ def _print_schema(ctx: click.Context, param: click.Parameter, value: Any) -> Non
     metavar="PATH",
     help="Write a file, or into a folder, instead of stdout.",
 )
+@click.option(
+    "--fail-on",
+    metavar="EXPR",
+    multiple=True,
+    help=f"Exit with {GATE_FAILED} when this is true of the run: `overflow_rate>5%`; repeatable.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="One line.")
 @click.option("-v", "--verbose", is_flag=True, help="The whole report, with tables.")
 @click.option(
@@ -51,7 +58,13 @@ def _print_schema(ctx: click.Context, param: click.Parameter, value: Any) -> Non
     help="Print the JSON schema of a record (run.json, and --format json) and exit.",
 )
 def report(
-    *, run: str | None, format_name: str | None, output: Path | None, quiet: bool, verbose: bool
+    *,
+    run: str | None,
+    format_name: str | None,
+    output: Path | None,
+    fail_on: tuple[str, ...],
+    quiet: bool,
+    verbose: bool,
 ) -> None:
     """Report what the precision did in RUN.
 
@@ -61,14 +74,18 @@ def report(
     if quiet and verbose:
         raise click.UsageError("`--quiet` and `--verbose` contradict each other. Expected one of them")
     directory = find_run(run, Path.cwd())
-    record = with_findings(directory.record())
+    gates = gates_of_option(fail_on, Path.cwd())
+    record = with_findings(gates.judged(directory.record()))
+    asked = record.gates[len(record.gates) - len(gates.gates) :]
     verbosity = -1 if quiet else int(verbose)
     options = Options.for_stream(sys.stdout, os.environ, verbosity=verbosity, run_path=directory.path)
     name = format_name or (format_of(output) if output else None) or "terminal"
     if output is not None:
         written = write_report(record, ReportFile(name, output), options, into=directory.path)
         click.echo(f"mpx: wrote `{written}`", err=True)
-        return
-    text = render(record, options, format_name=name)
-    # Only the terminal format minds the encoding of the stream; the others are files, in UTF-8.
-    click.echo(text if name == "terminal" else text.encode(), nl=False)
+    else:
+        text = render(record, options, format_name=name)
+        # Only the terminal format minds the encoding of the stream; the others are files, in UTF-8.
+        click.echo(text if name == "terminal" else text.encode(), nl=False)
+    if not all(verdict.passed for verdict in asked):
+        raise click.exceptions.Exit(GATE_FAILED)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mpx.cli.policy_options import policy_options, resolve_from_options
+from mpx.cli.verdicts import GATE_FAILED, Gates, read_gates, tell_github
 from mpx.errors import RecordError, UsageError
 from mpx.launch.placement import is_disabled, is_first_rank, outer_run, rank_key, require_same
 from mpx.launch.run import Order, check_ops, run_as_rank, run_supervised
@@ -65,6 +66,12 @@ class _TargetCommand(click.Command):
     help=f"Exit with {NOTHING_INSTRUMENTED} when the target succeeds and mpx has had nothing to do.",
 )
 @click.option(
+    "--ci",
+    type=click.Choice(["auto", "github", "off"]),
+    default="auto",
+    help="Annotate the log and write the job's summary; auto: where GITHUB_STEP_SUMMARY is set.",
+)
+@click.option(
     "--report",
     "reports",
     metavar="FORMAT[:PATH]",
@@ -84,6 +91,7 @@ def run(
     as_kind: Kind | None,
     out: Path | None,
     require_instrumented: bool,
+    ci: str,
     reports: tuple[str, ...],
     quiet: int,
     verbose: int,
@@ -130,8 +138,14 @@ def run(
         say(f"uses the project file `{resolved.project_file}`")
     for notice in order.notices:
         say(notice)
+    gates = read_gates(resolved.policy.gates, Path.cwd(), origin=resolved.origin["gates"])
     check_ops(resolved.unlisted_ops, os.environ)
-    needs_an_end = "--require-instrumented" if require_instrumented else "--report" if wanted else None
+    asked = {
+        "--require-instrumented": require_instrumented,
+        "--fail-on": choices["fail_on"],
+        "--report": wanted,
+    }
+    needs_an_end = next((option for option, value in asked.items() if value), None)
     _leave_as_rank(order, out, say, needs_an_end=needs_an_end)
 
     directory = RunDirectory.create(out, cwd=Path.cwd(), target_name=what.name, level=order.level)
@@ -139,12 +153,13 @@ def run(
         say(directory.notice)
     directory.write_preset(order.preset, order.origin)
     ending = run_supervised(order, directory, os.environ)
-    record = _conclude(directory, wanted, say, quiet=quiet, verbose=verbose)
-    if require_instrumented and ending.returncode == 0 and not _is_instrumented(record):
-        say(
-            f"exit code {NOTHING_INSTRUMENTED}: nothing was instrumented, and `--require-instrumented` was given"
-        )
-        ending = dataclasses.replace(ending, returncode=NOTHING_INSTRUMENTED)
+    record = _conclude(directory, gates, wanted, say, quiet=quiet, verbose=verbose)
+    if record is not None and (ci == "github" or (ci == "auto" and os.environ.get("GITHUB_STEP_SUMMARY"))):
+        tell_github(record, directory, os.environ, say, quiet=quiet > 1)
+    if ending.returncode == 0 and (own := _own_exit(record, gates, required=require_instrumented)):
+        code, why = own
+        say(f"exit code {code}: {why}")
+        ending = dataclasses.replace(ending, returncode=code)
     mirror(ending)
 
 
@@ -180,6 +195,8 @@ def _leave_as_rank(order: Order, out: Path | None, say: Say, *, needs_an_end: st
             f"`{needs_an_end}` needs an `mpx run` that outlives the target. Received one rank of a launcher",
             hint=f"put mpx before the launcher: `mpx run {needs_an_end} ... -- torchrun ... train.py`",
         )
+    if order.preset["gates"]:
+        say("gates are judged when all ranks have ended: `mpx report --fail-on EXPR` does that")
     name, level = order.target.name, order.level
     if out is None:
         directory = RunDirectory.join(key, cwd=Path.cwd(), target_name=name, level=level)
@@ -203,13 +220,14 @@ def _report_files(texts: tuple[str, ...]) -> list[ReportFile]:
 
 
 def _conclude(
-    directory: RunDirectory, wanted: list[ReportFile], say: Say, *, quiet: int, verbose: int
+    directory: RunDirectory, gates: Gates, wanted: list[ReportFile], say: Say, *, quiet: int, verbose: int
 ) -> RunRecord | None:
     """Write the record and show the report; None if that failed, which must not change how the run ends."""
     try:
         from mpx.report import Options, render, with_findings
 
-        record = with_findings(directory.record())
+        record = with_findings(gates.judged(directory.record()))
+        gates.write(record, directory)
         directory.write_record(record)
         if quiet < 2:
             verbosity = -1 if quiet else verbose
@@ -226,7 +244,15 @@ def _conclude(
     return record
 
 
-def _is_instrumented(record: RunRecord | None) -> bool:
+def _own_exit(record: RunRecord | None, gates: Gates, *, required: bool) -> tuple[int, str] | None:
+    """Return the exit code that takes the place of the target's 0, and why; None to leave it."""
     from mpx.report.facts import working
 
-    return record is not None and bool(working(record))
+    if required and (record is None or not working(record)):
+        return NOTHING_INSTRUMENTED, "nothing was instrumented, and `--require-instrumented` was given"
+    if record is None:
+        return (GATE_FAILED, "no gate could be judged") if gates.gates else None
+    if record.stopped is not None and record.stopped.reason == "abort-on":
+        return GATE_FAILED, "the run was aborted, and the target returned 0 all the same"
+    failed = sum(not verdict.passed for verdict in record.gates)
+    return (GATE_FAILED, f"{failed} of {len(record.gates)} gates failed") if failed else None

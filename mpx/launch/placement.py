@@ -13,6 +13,9 @@ from mpx.record import RunDirectory
 __all__ = ["is_disabled", "is_first_rank", "outer_run", "rank_key", "require_same"]
 
 
+_LIMITS = ("gates", "abort_on", "max_steps")
+
+
 def is_disabled(environ: Mapping[str, str]) -> bool:
     """Tell whether `MPX_DISABLE` turns everything off."""
     return environ.get("MPX_DISABLE", "") not in ("", "0")
@@ -41,7 +44,9 @@ def require_same(preset: Mapping[str, Any], outer: RunDirectory) -> None:
     differing = [
         key
         for key, value in preset.items()
-        if key not in ("name", "description") and value != theirs.get(key)
+        if key not in ("name", "description")
+        and value != theirs.get(key)
+        and not (key in _LIMITS and not value)  # what ends or judges the run is the outer one's to say
     ]
     if differing:
         raise UsageError(
