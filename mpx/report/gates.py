@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from statistics import median
 
 from mpx.gates import Gate, parse_gate
 from mpx.record.model import RunRecord
@@ -159,7 +158,7 @@ def _step_time(case: _Case) -> _Measured:
         late = [point[1] for point in throughput.history if len(point) == 2 and point[0] > case.gate.after]
         if not late:
             return _Measured(None, f"not judged: no step after the first {case.gate.after:,} was timed")
-        value = median(late)
+        value = sorted(late)[(len(late) - 1) // 2]
     return _Measured(value, f"{wording.milliseconds(value)} (median)")
 
 

@@ -72,7 +72,7 @@ def value(text, run=None, **others):
         ("final_loss>2", 1.01),
         ("peak_memory>8GiB", 3 * 2**30),
         ("step_time>1ms", 50.0),
-        ("step_time>1ms after 100", 41.0),
+        ("step_time>1ms after 100", 40.0),
         ("half_flops_share>1%", 0.75),
         ("steps>1", 1000),
         ("not_instrumented", 0.0),
