@@ -4,83 +4,119 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributions import Distribution
 from torch.nn.utils.rnn import PackedSequence
 
 __all__ = ["map_tensors", "modules_of", "tensors"]
 
+Change = Callable[[Tensor], Tensor]
 
-def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Return `value` with `function` applied to its tensors; the very same object where no tensor changes.
 
-    Tuples, named tuples, lists, mappings (their class, attributes and order kept), dataclasses and PackedSequence are entered; anything else is
-    left alone. A container that changes is copied, never edited: the script may hold it.
+def map_tensors(value: Any, change: Change) -> Any:
+    """Return `value` with `change` applied to its tensors; the very same object where no tensor changes.
+
+    Tuples, named tuples, lists, mappings, dataclasses, distributions and PackedSequence are entered, with class,
+    order and attributes kept; anything else is left alone. A container that changes is copied, never edited: the
+    script may hold it. What occurs twice is changed once and stays one object; a structure that contains itself is
+    entered once.
     """
     if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, PackedSequence):
-        data = function(value.data)
-        return value if data is value.data else value._replace(data=data)
-    if isinstance(value, (list, tuple)):
-        items = [map_tensors(item, function) for item in value]
-        if all(new is old for new, old in zip(items, value, strict=True)):
-            return value
-        if hasattr(value, "_make"):
-            return value._make(items)
-        return type(value)(items)
-    if isinstance(value, Mapping):
-        return _with_items(value, {key: map_tensors(item, function) for key, item in value.items()})
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        changed = {name: new for name, old in fields.items() if (new := map_tensors(old, function)) is not old}
-        if not changed:
-            return value
-        other = copy.copy(value)
-        for name, new in changed.items():
-            object.__setattr__(other, name, new)  # a frozen dataclass refuses plain assignment
-        return other
-    return value
+        return change(value)
+    return _map(value, change, {})
 
 
-def _with_items(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    changed = {key: item for key, item in items.items() if item is not value[key]}
-    if not changed:
+def _map(value: Any, change: Change, done: dict[int, Any]) -> Any:
+    if isinstance(value, Tensor):
+        if id(value) not in done:
+            done[id(value)] = change(value)
+        return done[id(value)]
+    parts = _parts(value)
+    if parts is None:
         return value
-    if dataclasses.is_dataclass(value) or type(value) is not dict:
-        other = copy.copy(value)  # an OrderedDict, a ModelOutput: keeps class, order and attributes
-        for key, item in changed.items():
-            other[key] = item  # type: ignore[index]
-        return other
-    return items
+    if id(value) in done:
+        return done[id(value)]
+    done[id(value)] = value  # what a cycle comes back to
+    changed = {key: new for key, part in parts.items() if (new := _map(part, change, done)) is not part}
+    if changed:
+        done[id(value)] = _with_parts(value, changed)
+    return done[id(value)]
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
     """Yield the tensors that `map_tensors` would visit."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, PackedSequence):
-        yield value.data
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors(item)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors(item)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from tensors(getattr(value, field.name))
+        return
+    seen = {}  # holds what it has seen: a part made on the fly must not give its id to the next
+    stack = [value]
+    while stack:
+        top = stack.pop()
+        if isinstance(top, Tensor):
+            yield top
+        elif (parts := _parts(top)) is not None and id(top) not in seen:
+            seen[id(top)] = top
+            stack.extend(reversed(parts.values()))
+
+
+def _parts(value: Any) -> dict[Any, Any] | None:
+    """Return what a container holds, by index, key or attribute; None for what is not entered."""
+    if isinstance(value, PackedSequence):
+        return {"data": value.data}
+    if isinstance(value, (list, tuple)):
+        return dict(enumerate(value))
+    if isinstance(value, Mapping):
+        return dict(value.items())
+    if isinstance(value, Distribution):
+        return dict(vars(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = (field.name for field in dataclasses.fields(value))
+        return {name: getattr(value, name) for name in names if hasattr(value, name)}
+    return None
+
+
+def _with_parts(value: Any, changed: dict[Any, Any]) -> Any:
+    if isinstance(value, (list, tuple)) and not isinstance(value, PackedSequence):
+        return _sequence_of(value, [changed.get(index, item) for index, item in enumerate(value)])
+    if isinstance(value, PackedSequence):
+        return value._replace(**changed)
+    if isinstance(value, Mapping) and not isinstance(value, MutableMapping):
+        return value  # cannot be copied and changed
+    other = copy.copy(value)
+    if isinstance(other, MutableMapping):
+        for key, part in changed.items():
+            other[key] = part
+    else:
+        for name, part in changed.items():
+            object.__setattr__(other, name, part)  # a frozen dataclass refuses plain assignment
+    return other
+
+
+def _sequence_of(value: Any, items: list[Any]) -> Any:
+    kind = type(value)
+    if isinstance(value, list):
+        other = copy.copy(value)
+        other[:] = items
+        return other
+    if hasattr(value, "_make"):
+        return value._make(items)
+    if kind is tuple or hasattr(kind, "n_sequence_fields"):  # torch.return_types.max is a struct sequence
+        return kind(items)
+    other = tuple.__new__(kind, items)  # its own constructor may want other arguments
+    for name, attribute in getattr(value, "__dict__", {}).items():
+        setattr(other, name, attribute)
+    return other
 
 
 def modules_of(root: nn.Module) -> list[nn.Module]:
     """Return the modules of a tree, each once, parents first; several times faster than `root.modules()`."""
-    found = {id(root): root}
-    stack = [root]
-    while stack:
-        for child in stack.pop()._modules.values():
-            if child is not None and id(child) not in found:
-                found[id(child)] = child
-                stack.append(child)
-    return list(found.values())
+    found, seen = [root], {id(root)}
+    for module in found:  # grows while it is walked
+        for child in module._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                found.append(child)
+    return found
