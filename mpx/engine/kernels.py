@@ -1,7 +1,8 @@
-"""The kernels behind op rules: one factory a list of the preset, each from a rule to a function that the dispatcher calls.
+"""The kernels behind op rules: one factory a list of the preset, each from a rule to what the dispatcher calls.
 
-A kernel runs its op with the autocast key excluded, as torch's own do: what a composite op is made of is not cast again.
-Only floating tensors of the rule's device are touched, and never FP64: a script that uses doubles asked for them.
+A kernel runs its op with the autocast key excluded, as torch's own do: what a composite op is made of is not cast
+again. Only FP32 and half tensors are touched, never FP64: a script that uses doubles asked for them. Kernels are
+on the way of every call of their op in a region, so each looks at its arguments once.
 """
 
 from __future__ import annotations
@@ -19,18 +20,161 @@ if TYPE_CHECKING:
     from mpx.engine.devices import Device
     from mpx.engine.oprules import Rule
 
-__all__ = ["KERNELS", "Report"]
+__all__ = ["KERNELS", "Report", "overload"]
 
 Kernel = Callable[..., Any]
+Change = Callable[[Any], Any]
 Report = Callable[[str, str], None]  # (id of a substitution, its text): counted on each call
 
 LOW = (torch.float16, torch.bfloat16)
 CASTABLE = (*LOW, torch.float32)
+SEQUENCE = (list, tuple)
+NUMBER = (float, int)
 
 
-def _overload(name: str) -> torch._ops.OpOverload:
-    packet, _, overload = name.removeprefix("aten::").partition(".")
-    return getattr(getattr(torch.ops.aten, packet), overload or "default")  # type: ignore[no-any-return]
+def overload(name: str) -> torch._ops.OpOverload:
+    """Return the op that "aten::softmax.int" names."""
+    packet, _, variant = name.removeprefix("aten::").partition(".")
+    found: torch._ops.OpOverload = getattr(getattr(torch.ops.aten, packet), variant or "default")
+    return found
+
+
+def float32(rule: Rule, device: Device, report: Report) -> Kernel:
+    """Half inputs become FP32; an op with a `dtype` argument is given FP32 there instead, which saves the copy."""
+    op, excluded = overload(rule.op), _excluded(device)
+    if "number" in rule.facts:
+        return _with_numbers_that_fit(rule, device, report)
+    names = [argument.name for argument in op._schema.arguments]
+    if "dtype" in names and rule.facts.get("by") != "cast":
+        return _float32_by_dtype(op, excluded, names.index("dtype"))
+    tell = _teller(rule, device, report)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with excluded():
+            return op(*map(_widened, args), **{name: _widened(value) for name, value in kwargs.items()})
+
+    def telling(*args: Any, **kwargs: Any) -> Any:
+        if not _dtypes((args, kwargs)).isdisjoint(LOW):
+            tell()
+        return kernel(*args, **kwargs)
+
+    return telling if rule.told else kernel
+
+
+def _float32_by_dtype(op: torch._ops.OpOverload, excluded: Callable[[], Any], dtype_at: int) -> Kernel:
+    def kernel(tensor: Tensor, *rest: Any, **kwargs: Any) -> Any:
+        with excluded():
+            given = rest[dtype_at - 1] if len(rest) >= dtype_at else kwargs.get("dtype")
+            if given is not None or tensor.dtype not in LOW:
+                return op(tensor, *rest, **kwargs)
+            kwargs["dtype"] = torch.float32
+            return op(tensor, *rest[: dtype_at - 1], **kwargs)
+
+    return kernel
+
+
+def _with_numbers_that_fit(rule: Rule, device: Device, report: Report) -> Kernel:
+    """A number beyond the half type's range, such as a mask of -1e9, which torch refuses for a half tensor.
+
+    `number: widen` computes in FP32. `number: saturate` takes the type's largest number instead, which is what an op
+    that writes into its argument can do; a softmax treats the two alike.
+    """
+    op, excluded, tell = overload(rule.op), _excluded(device), _teller(rule, device, report)
+    as_tensor = rule.op.endswith(".Tensor")  # `masked_fill` also takes its number as a tensor of one element
+    widens = rule.facts["number"] == "widen"
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with excluded():
+            half = next((a.dtype for a in args if isinstance(a, Tensor) and a.dtype in LOW), None)
+            if half is None or kwargs.get("dtype") is not None:
+                return op(*args, **kwargs)
+            largest = torch.finfo(half).max
+            numbers = [args[-1].item()] if as_tensor else [a for a in args if isinstance(a, NUMBER)]
+            if not any(largest < abs(number) < math.inf for number in numbers):
+                return op(*args, **kwargs)
+            tell()
+            return op(*(_widened(a) if widens else _saturated(a, largest) for a in args), **kwargs)
+
+    return kernel
+
+
+def half_type(rule: Rule, device: Device, report: Report) -> Kernel:
+    """FP32 inputs (and the other half type) become the half type of the region."""
+    op, excluded = overload(rule.op), _excluded(device)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        cast = _caster(torch.get_autocast_dtype(device.type))
+        with excluded():
+            return op(*map(cast, args), **{name: cast(value) for name, value in kwargs.items()})
+
+    return kernel
+
+
+def promote(rule: Rule, device: Device, report: Report) -> Kernel:
+    """Mixed inputs become the widest type among them, or the type of the argument that the op writes into."""
+    op, excluded = overload(rule.op), _excluded(device)
+    if "writes" in rule.facts:
+        return _promote_by_statistics(op, excluded, rule.facts["writes"])
+    writes = op._schema.is_mutable
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with excluded():
+            if not _is_mixed(args) and not (kwargs and len(_dtypes((args, kwargs))) > 1):
+                return op(*args, **kwargs)
+            target = args[0].dtype if writes else torch.float32
+            if target not in CASTABLE:
+                return op(*args, **kwargs)
+            cast = _caster(target)
+            return op(*map(cast, args), **{name: cast(value) for name, value in kwargs.items()})
+
+    return kernel
+
+
+def _promote_by_statistics(op: torch._ops.OpOverload, excluded: Callable[[], Any], name: str) -> Kernel:
+    """Parameters take the type of the statistics that the op writes; so does the input, where only that fits."""
+    statistics_at = [argument.name for argument in op._schema.arguments].index(name)
+
+    def kernel(x: Tensor, *rest: Any) -> Any:
+        with excluded():
+            statistics = rest[statistics_at - 1]
+            target = torch.float32 if statistics is None else statistics.dtype
+            cast = _caster(target)
+            return op(cast(x) if target in LOW else x, *map(cast, rest))
+
+    return kernel
+
+
+def native(rule: Rule, device: Device, report: Report) -> Kernel:
+    """The op follows the type of its inputs: it is taken off torch's list."""
+    return torch.library.fallthrough_kernel
+
+
+def compute_float32(rule: Rule, device: Device, report: Report) -> Kernel:
+    """Half outside, FP32 inside, in the direction that the rule names."""
+    op, excluded, tell = overload(rule.op), _excluded(device), _teller(rule, device, report)
+    reroute = REROUTES[rule.facts["direction"]]
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        cast = _caster(torch.get_autocast_dtype(device.type))
+        with excluded():
+            args = tuple(map(cast, args))
+            kwargs = {name: cast(value) for name, value in kwargs.items()}
+            rerouted = reroute(op, args, kwargs)
+            if rerouted is None:
+                return op(*args, **kwargs)
+            tell()
+            return rerouted()
+
+    return kernel
+
+
+KERNELS: dict[str, Callable[[Rule, Device, Report], Kernel]] = {
+    "half": half_type,
+    "float32": float32,
+    "promote": promote,
+    "native": native,
+    "compute_float32": compute_float32,
+}
 
 
 def _excluded(device: Device) -> Callable[[], Any]:
@@ -38,147 +182,58 @@ def _excluded(device: Device) -> Callable[[], Any]:
     return lambda: torch._C._ExcludeDispatchKeyGuard(keys)
 
 
-def _cast(value: Any, dtype: torch.dtype, device_type: str, only: tuple[torch.dtype, ...]) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(dtype) if value.dtype in only and value.device.type == device_type else value
-    if isinstance(value, (list, tuple)):
-        return [_cast(item, dtype, device_type, only) for item in value]
-    return value
-
-
-def _dtypes(values: Any, device_type: str) -> set[torch.dtype]:
-    """Return the castable dtypes among the tensors of an argument list, one level of lists deep."""
-    found = set()
-    for value in values:
-        if isinstance(value, Tensor):
-            if value.dtype in CASTABLE and value.device.type == device_type:
-                found.add(value.dtype)
-        elif isinstance(value, (list, tuple)):
-            found |= _dtypes(value, device_type)
-    return found
-
-
-def _teller(rule: Rule, device: Device, half: str, report: Report) -> Callable[[], None]:
-    """Return what counts a use of the rule as a substitution, when its list says that it is one."""
-    if not rule.told:
-        return lambda: None
+def _teller(rule: Rule, device: Device, report: Report) -> Callable[[], None]:
+    """Return what counts one use of the rule as a substitution."""
     name = rule.op.removeprefix("aten::")
-    text = f"{name}: " + rule.told.format(half=half, device=device.type, direction=str(rule.facts.get("direction", "")).replace("_", " "))
+    text = f"{name}: {rule.told}"
     return lambda: report(f"op:{name}", text)
 
 
-def float32(rule: Rule, device: Device, half: str, report: Report) -> Kernel:
-    """Half inputs become FP32; an op with a `dtype` argument is given FP32 there instead, which saves the copy."""
-    op, excluded, tell = _overload(rule.op), _excluded(device), _teller(rule, device, half, report)
-    names = [argument.name for argument in op._schema.arguments]
-    dtype_at = names.index("dtype") if "dtype" in names else None
-    if rule.facts.get("scalar"):
-        return _float32_for_scalar(op, excluded, names, device)
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        with excluded():
-            if not _dtypes((*args, *kwargs.values()), device.type).intersection(LOW):
-                return op(*args, **kwargs)
-            tell()
-            if dtype_at is None:
-                return op(
-                    *_cast(args, torch.float32, device.type, LOW),
-                    **{name: _cast(value, torch.float32, device.type, LOW) for name, value in kwargs.items()},
-                )
-            given = args[dtype_at] if len(args) > dtype_at else kwargs.get("dtype")
-            if given is not None:
-                return op(*args, **kwargs)
-            return op(*args[:dtype_at], **{**kwargs, "dtype": torch.float32})
-
-    return kernel
+def _widened(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype in LOW else value
+    return [_widened(item) for item in value] if isinstance(value, SEQUENCE) else value
 
 
-def _float32_for_scalar(op: torch._ops.OpOverload, excluded: Callable[[], Any], names: list[str], device: Device) -> Kernel:
-    """FP32 only when the number does not fit the half type (torch refuses `masked_fill(-1e9)` on FP16); in place the type cannot
-    change, so the number becomes the type's largest, which a softmax treats alike."""
-    number_at = names.index("value" if "value" in names else "fill_value")
-    in_place = op._schema.is_mutable
+def _caster(dtype: torch.dtype) -> Change:
+    def cast(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.to(dtype) if value.dtype in CASTABLE else value
+        return [cast(item) for item in value] if isinstance(value, SEQUENCE) else value
 
-    def kernel(tensor: Tensor, *rest: Any, **kwargs: Any) -> Any:
-        with excluded():
-            number = rest[number_at - 1]
-            if tensor.dtype not in LOW or tensor.device.type != device.type or isinstance(number, (bool, Tensor)):
-                return op(tensor, *rest, **kwargs)
-            largest = torch.finfo(tensor.dtype).max
-            if math.isinf(number) or math.isnan(number) or abs(number) <= largest:
-                return op(tensor, *rest, **kwargs)
-            if in_place:
-                fitting = math.copysign(largest, number)
-                return op(tensor, *rest[: number_at - 1], fitting, *rest[number_at:], **kwargs)
-            return op(tensor.float(), *rest, **kwargs)
-
-    return kernel
+    return cast
 
 
-def half_type(rule: Rule, device: Device, half: str, report: Report) -> Kernel:
-    """FP32 inputs (and the other half type) become the half type of the region."""
-    op, excluded = _overload(rule.op), _excluded(device)
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        dtype = torch.get_autocast_dtype(device.type)
-        with excluded():
-            return op(
-                *_cast(args, dtype, device.type, CASTABLE),
-                **{name: _cast(value, dtype, device.type, CASTABLE) for name, value in kwargs.items()},
-            )
-
-    return kernel
+def _saturated(value: Any, largest: float) -> Any:
+    if isinstance(value, Tensor):
+        return value.clamp(-largest, largest) if value.dtype is torch.float32 else value
+    if isinstance(value, NUMBER) and largest < abs(value) < math.inf:
+        return math.copysign(largest, value)
+    return value
 
 
-def promote(rule: Rule, device: Device, half: str, report: Report) -> Kernel:
-    """Mixed inputs become the widest type among them, or the type of the argument that the op writes into."""
-    op, excluded, tell = _overload(rule.op), _excluded(device), _teller(rule, device, half, report)
-    writes = op._schema.is_mutable
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        with excluded():
-            found = _dtypes((*args, *kwargs.values()), device.type)
-            if len(found) < 2:
-                return op(*args, **kwargs)
-            tell()
-            target = args[0].dtype if writes else torch.float32
-            if writes and target not in CASTABLE:
-                return op(*args, **kwargs)
-            return op(
-                *_cast(args, target, device.type, CASTABLE),
-                **{name: _cast(value, target, device.type, CASTABLE) for name, value in kwargs.items()},
-            )
-
-    return kernel
+def _is_mixed(args: tuple[Any, ...]) -> bool:
+    first = None
+    for value in args:
+        if isinstance(value, Tensor):
+            dtype = value.dtype
+            if dtype in CASTABLE:
+                if first is None:
+                    first = dtype
+                elif dtype is not first:
+                    return True
+        elif isinstance(value, SEQUENCE) and value and isinstance(value[0], Tensor | None):
+            return len(_dtypes(args)) > 1
+    return False
 
 
-def native(rule: Rule, device: Device, half: str, report: Report) -> Kernel:
-    """The op follows the type of its inputs: it is taken off torch's list."""
-    return torch.library.fallthrough_kernel  # type: ignore[no-any-return]
-
-
-def compute_float32(rule: Rule, device: Device, half: str, report: Report) -> Kernel:
-    """Half outside, FP32 inside, in the direction that the rule names."""
-    op, excluded, tell = _overload(rule.op), _excluded(device), _teller(rule, device, half, report)
-    reroute = REROUTES[rule.facts["direction"]]
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        dtype = torch.get_autocast_dtype(device.type)
-        with excluded():
-            tell()
-            return reroute(
-                op,
-                _cast(args, dtype, device.type, CASTABLE),
-                {name: _cast(value, dtype, device.type, CASTABLE) for name, value in kwargs.items()},
-            )
-
-    return kernel
-
-
-KERNELS: dict[str, Callable[[Rule, Device, str, Report], Kernel]] = {
-    "half": half_type,
-    "float32": float32,
-    "promote": promote,
-    "native": native,
-    "compute_float32": compute_float32,
-}
+def _dtypes(values: Any) -> set[torch.dtype]:
+    """Return the castable types among the tensors of an argument list and of the lists in it."""
+    found: set[torch.dtype] = set()
+    for value in values.values() if isinstance(values, dict) else values:
+        if isinstance(value, Tensor):
+            if value.dtype in CASTABLE:
+                found.add(value.dtype)
+        elif isinstance(value, (*SEQUENCE, dict)):
+            found |= _dtypes(value)
+    return found
