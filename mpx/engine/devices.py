@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["DEVICES", "Device", "describe", "device_of"]
 
 HALF = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-AMPERE = (8, 0)  # the first compute capability with BF16 units; torch counts older ones as "supported" by emulation
+AMPERE = (
+    8,
+    0,
+)  # the first compute capability with BF16 units; torch counts older ones as "supported" by emulation
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ DEVICES: dict[str, Device] = {
             type="cuda",
             autocast_key="AutocastCUDA",
             available=torch.cuda.is_available,
-            capabilities=lambda: frozenset(),
+            capabilities=frozenset,
             peak_bytes=torch.cuda.max_memory_allocated,
             name=torch.cuda.get_device_name,
             require=_cuda_require,

@@ -1,6 +1,7 @@
-"""A script's own `autograd.Function` runs in FP32, unless its author decorated it with `custom_fwd` and so knows of autocast.
+"""A script's own `autograd.Function` runs in FP32, unless `custom_fwd` shows that its author knows of autocast.
 
-Inside a region a plain one would save half and FP32 tensors side by side and fail, or lose its range, in a backward that autocast never sees.
+Inside a region a plain one would save half and FP32 tensors side by side and fail, or lose its range, in a backward
+that autocast never sees.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ class ScriptFunctions:
         def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or not self._region.is_open() or _knows_autocast(cls):
                 return bare(cls, *args, **kwargs)
-            args, kwargs = map_tensors(args, self._region.to_float32), map_tensors(kwargs, self._region.to_float32)
+            args, kwargs = (
+                map_tensors(args, self._region.to_float32),
+                map_tensors(kwargs, self._region.to_float32),
+            )
             with self._region.disabled():
                 return bare(cls, *args, **kwargs)
 

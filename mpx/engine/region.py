@@ -1,4 +1,4 @@
-"""The region: where the script's work is done in half. It is the outermost call of a module that owns FP32 parameters or buffers.
+"""The region: where the script's work is done in half. It is the outermost call of a module that owns FP32 state.
 
 Modules that own none (losses, activations called on their own) and the code between calls run in FP32, on FP32 results.
 """
@@ -6,7 +6,7 @@ Modules that own none (losses, activations called on their own) and the code bet
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,27 +22,29 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from mpx.engine.kernels import Report
-    from mpx.engine.working import ModuleRules
+    from mpx.engine.module_rules import ModuleRules
     from mpx.presets.policy import Policy
 
     Call = Callable[..., Any]
+    Args = tuple[Any, ...]
+    Kwargs = dict[str, Any]
 
-__all__ = ["Adoption", "Region"]
+__all__ = ["AS_THEY_ARE", "Adoption", "Region"]
 
 
 class Adoption(NamedTuple):
     """How a level treats a tree of modules for the length of an outermost call.
 
     Attributes:
-        hold: Context in which the weights are as the level wants them.
+        hold: Context in which the weights are as the level wants them, of a root and the modules of its tree.
         withdrawn: Context in which they are FP32 again, inside `hold`.
     """
 
-    hold: Callable[[nn.Module], AbstractContextManager[None]]
+    hold: Callable[[nn.Module, list[nn.Module]], AbstractContextManager[None]]
     withdrawn: Callable[[], AbstractContextManager[None]]
 
 
-AS_THEY_ARE = Adoption(hold=lambda root: nullcontext(), withdrawn=nullcontext)
+AS_THEY_ARE = Adoption(hold=lambda root, parts: nullcontext(), withdrawn=nullcontext)
 
 
 class _Here(threading.local):
@@ -50,7 +52,7 @@ class _Here(threading.local):
 
     depth = 0  # outermost calls and those inside it
     tree: frozenset[int] = frozenset()  # ids of the modules whose weights are held
-    refused = 0  # `autocast(enabled=False)` regions of the script around us
+    refused = 0  # `autocast(enabled=False)` regions of the script and FP32 modules around us
 
 
 class Region:
@@ -62,8 +64,8 @@ class Region:
         rules: ModuleRules,
         adoption: Adoption = AS_THEY_ARE,
         *,
-        began: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None],
-        ended: Callable[[nn.Module, tuple[Any, Any], Any], None],
+        began: Callable[[nn.Module, Args, Kwargs], None],
+        ended: Callable[[nn.Module, tuple[Args, Kwargs], Any], None],
         around: Callable[[nn.Module], AbstractContextManager[Any]],
         report: Report,
     ) -> None:
@@ -87,58 +89,71 @@ class Region:
         self._began, self._ended, self._around = began, ended, around
         self._report = report
         self._here = _Here()
+        self._tracing = 0  # outermost calls around us in code that is being compiled
         self._checked: set[str] = set()
-        self.watch: Callable[[nn.Module, tuple[Any, Any], Any], None] | None = None
+        self.watch: Callable[[nn.Module, tuple[Args, Kwargs], Any], None] | None = None
         self.passive: bool | None = None  # a DataLoader worker: decided at its first call
 
     def wrap_call(self, original: Call) -> Call:
         """Return the `nn.Module.__call__` of the session."""
         here = self._here
+        holds = self._adoption is not AS_THEY_ARE
 
         @wraps(original)
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return self._traced(original, module, args, kwargs)
             if torch._C._get_tracing_state() is not None:
-                return original(module, *args, **kwargs)  # `torch.jit.trace` records the script's model, not what we do to it
+                # `torch.jit.trace` records the script's model, not what we do to it
+                return original(module, *args, **kwargs)
             if here.depth:
-                return self._nested(original, module, args, kwargs)
-            device_type = None if self.passive else self._root_device(module)
+                if holds or self.watch is not None or self._rules.computes_float32(module):
+                    return self._nested(original, module, args, kwargs)
+                return original(module, *args, **kwargs)
+            parts = modules_of(module)
+            device_type = None if self.passive else self._root_device(parts)
             if device_type is None:
                 return original(module, *args, **kwargs)
-            return self._outermost(original, module, device_type, args, kwargs)
+            here.depth += 1
+            here.tree = frozenset(map(id, parts))
+            try:
+                return self._outermost(original, module, args, kwargs, parts=parts, device_type=device_type)
+            finally:
+                here.depth -= 1
+                here.tree = frozenset()
 
         return __call__
 
-    def _root_device(self, module: nn.Module) -> str | None:
-        """Return the device type of a module that owns FP32 state, or None. Doubles and integers are the script's own business."""
+    def _root_device(self, parts: list[nn.Module]) -> str | None:
+        """Return the device type of a tree that owns FP32 state, or None: doubles and integers are the script's."""
         if self.passive is None:
             self.passive = get_worker_info() is not None  # preparing data is no work of the model
             if self.passive:
                 return None
-        for part in modules_of(module):
+        for part in parts:
             for owned in (part._parameters, part._buffers):
                 for tensor in owned.values():
                     if tensor is not None and tensor.dtype in self._ours:
                         return None if tensor.is_meta else tensor.device.type
         return None
 
-    def _outermost(self, original: Call, module: nn.Module, device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        here = self._here
+    def _outermost(
+        self,
+        original: Call,
+        module: nn.Module,
+        args: Args,
+        kwargs: Kwargs,
+        *,
+        parts: list[nn.Module],
+        device_type: str,
+    ) -> Any:
+        # checkpointing runs parts again inside the backward pass: work of a call that has been told of
         recomputing = torch._C._current_graph_task_id() != -1
-        scripts_own = torch.is_autocast_enabled(device_type)  # the script's region (or checkpoint's, on recomputation): results stay as it asked
+        # in a region of the script (or one that checkpointing has restored) results stay as it asked
+        scripts_own = torch.is_autocast_enabled(device_type)
         if not recomputing:
             self._began(module, args, kwargs)
-        with ExitStack() as stack:
-            stack.enter_context(self._inside(module))
-            if self.casts and not here.refused:
-                self._check(device_type, module)
-                if self._rules.any_named:
-                    self._rules.learn(module)
-                stack.enter_context(self._adoption.hold(module))
-                stack.enter_context(self.autocast(device_type))
-            if not recomputing:
-                stack.enter_context(self._around(module))
+        with self._level(module, parts, device_type), nullcontext() if recomputing else self._around(module):
             run = self._in_float32 if self._rules.computes_float32(module) else _as_it_is
             output = run(original, module, args, kwargs)
         if self.casts and not scripts_own:
@@ -148,46 +163,73 @@ class Region:
         return output
 
     @contextmanager
-    def _inside(self, module: nn.Module) -> Iterator[None]:
-        here = self._here
-        outer = here.tree
-        here.depth += 1
-        here.tree = outer | {id(part) for part in modules_of(module)}
-        try:
+    def _level(self, module: nn.Module, parts: list[nn.Module], device_type: str) -> Iterator[None]:
+        """The level as the preset has it, unless the script refused it here."""
+        if not self.casts or self._here.refused:
             yield
-        finally:
-            here.depth -= 1
-            here.tree = outer
+            return
+        self._check(device_type, module)
+        if self._rules.any_named:
+            self._rules.learn(module, parts)
+        with self._adoption.hold(module, parts), self.autocast(device_type):
+            yield
 
-    def _nested(self, original: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _nested(self, original: Call, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         here = self._here
         if self._rules.computes_float32(module):
             output = self._in_float32(original, module, args, kwargs)
-        elif id(module) not in here.tree and self.casts and not here.refused:
-            with self._inside(module), self._adoption.hold(module):  # not of the tree (a list of layers): weights held for it alone
-                output = original(module, *args, **kwargs)
-        else:
+        elif id(module) in here.tree or not self.casts or here.refused:
             output = original(module, *args, **kwargs)
+        else:  # not of the tree (a list of layers): weights held for it alone
+            outer, parts = here.tree, modules_of(module)
+            here.tree = outer.union(map(id, parts))
+            try:
+                with self._adoption.hold(module, parts):
+                    output = original(module, *args, **kwargs)
+            finally:
+                here.tree = outer
         if self.watch is not None:
             self.watch(module, (args, kwargs), output)
         return output
 
-    def _in_float32(self, original: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _in_float32(self, original: Call, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         if isinstance(module, torch.jit.ScriptModule):
             self._report("torchscript", "modules compiled by TorchScript compute in FP32")
-        with self.disabled():
-            args, kwargs = map_tensors(args, self.to_float32), map_tensors(kwargs, self.to_float32)
-            return original(module, *args, **kwargs)
+        here = self._here
+        here.refused += 1
+        try:
+            with self.disabled():
+                args, kwargs = map_tensors(args, self.to_float32), map_tensors(kwargs, self.to_float32)
+                return original(module, *args, **kwargs)
+        finally:
+            here.refused -= 1
 
-    def _traced(self, original: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The call as `torch.compile` sees it: a region by torch's own context manager, which it can trace; weights are cast at the ops."""
-        if not self.casts or self.is_open():
+    def _traced(self, original: Call, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
+        """The call as `torch.compile` sees it: what it can trace, no state of the thread, which it does not guard."""
+        if not self.casts:
             return original(module, *args, **kwargs)
-        device_type = next((p.device.type for p in module.parameters()), None)
-        if device_type is None:
+        if self._tracing or self.is_open():
+            if not self._rules.computes_float32(module):
+                return original(module, *args, **kwargs)
+            with self.disabled():
+                args, kwargs = map_tensors(args, self.to_float32), map_tensors(kwargs, self.to_float32)
+                return original(module, *args, **kwargs)
+        device_type = next((p.device.type for p in module.parameters() if p.dtype in self._ours), None)
+        # a region that the script refused has this type, which nobody uses
+        if device_type is None or torch.get_autocast_dtype(device_type) is torch.float32:
             return original(module, *args, **kwargs)
-        with torch.autocast(device_type, dtype=self._half):
-            output = original(module, *args, **kwargs)
+        self._rules.learn(module)
+        if self._rules.computes_float32(module):
+            return original(module, *args, **kwargs)
+        self._tracing += 1
+        try:
+            with (
+                self._adoption.hold(module, modules_of(module)),
+                torch.autocast(device_type, dtype=self._half),
+            ):
+                output = original(module, *args, **kwargs)
+        finally:
+            self._tracing -= 1
         return map_tensors(output, self.to_float32)
 
     def is_open(self) -> bool:
@@ -223,7 +265,7 @@ class Region:
 
     @contextmanager
     def refused(self) -> Iterator[None]:
-        """The script asked for FP32 here with `autocast(enabled=False)`: outermost calls open no region, held weights are FP32 again."""
+        """The script asked for FP32 with `autocast(enabled=False)`: no region opens, held weights are FP32 again."""
         self._here.refused += 1
         try:
             with self._adoption.withdrawn() if self._here.depth else nullcontext():
@@ -234,7 +276,8 @@ class Region:
     def _check(self, device_type: str, module: nn.Module) -> None:
         """Refuse a device that cannot do the half type, at its first use: asking earlier would initialise it."""
         if device_type not in self._checked:
-            device_of(next(t for t in (*module.parameters(), *module.buffers()) if t.device.type == device_type)).require(self._half)
+            owned = (*module.parameters(), *module.buffers())
+            device_of(next(t for t in owned if t.device.type == device_type)).require(self._half)
             self._checked.add(device_type)
 
     def to_float32(self, tensor: Tensor) -> Tensor:
@@ -242,5 +285,5 @@ class Region:
         return tensor.float() if tensor.dtype is self._half else tensor
 
 
-def _as_it_is(original: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _as_it_is(original: Call, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
     return original(module, *args, **kwargs)
