@@ -33,6 +33,7 @@ from mpx.engine.watch import ForwardWatch
 from mpx.engine.working import ModuleRules, WorkingCopies
 from mpx.monitors import (
     Coverage,
+    Exponents,
     Losses,
     Monitor,
     Overflows,
@@ -171,6 +172,8 @@ class Session:
             yield Throughput(chosen.history_points)
         if chosen.memory:
             yield PeakMemory(chosen.history_points, _peak_memory)
+        if chosen.gradients:
+            yield Exponents(HALF[self.policy.dtype])
 
     def install(self) -> None:
         """Let torch work at the policy's level. If anything fails, torch is as before."""

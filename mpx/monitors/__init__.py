@@ -2,6 +2,7 @@
 
 from mpx.monitors.base import Monitor, Pass, Seen, Step
 from mpx.monitors.coverage import Coverage
+from mpx.monitors.exponents import Exponents
 from mpx.monitors.losses import Losses
 from mpx.monitors.memory import PeakMemory
 from mpx.monitors.overflow import Overflows
@@ -10,6 +11,7 @@ from mpx.monitors.throughput import Throughput
 
 __all__ = [
     "Coverage",
+    "Exponents",
     "Losses",
     "Monitor",
     "Overflows",

@@ -111,6 +111,7 @@ class Monitors:
     coverage: bool
     throughput: bool
     memory: bool
+    gradients: bool
     history_points: int = _number(at_least=2)
 
 

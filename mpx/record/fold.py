@@ -182,6 +182,7 @@ def _totals(logs: Sequence[_Log]) -> RunRecord:
         overflows=_overflows(logs),
         losses=[item for snapshot in last for item in snapshot.losses],
         throughput=busiest.throughput,
+        gradients=busiest.gradients,
         memory=_memory(logs),
         coverage=_coverage(last),
         casts=_casts(last),

@@ -12,6 +12,7 @@ from mpx.record.parts import (
     Device,
     Fault,
     Finding,
+    Gradients,
     LossCurve,
     Memory,
     OptimizerSteps,
@@ -68,6 +69,7 @@ class Snapshot:
     losses: list[LossCurve] = field(default_factory=list)
     throughput: Throughput | None = None
     memory: Memory | None = None
+    gradients: Gradients | None = None
     coverage: Coverage | None = None
     casts: dict[str, Any] = field(default_factory=dict)
     substitutions: list[Substitution] = field(default_factory=list)
@@ -125,6 +127,7 @@ class RunRecord:
     losses: list[LossCurve] = field(default_factory=list)
     throughput: Throughput | None = None
     memory: Memory | None = None
+    gradients: Gradients | None = None
     coverage: Coverage | None = None
     casts: dict[str, Any] = field(default_factory=dict)
     substitutions: list[Substitution] = field(default_factory=list)

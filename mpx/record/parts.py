@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 __all__ = [
     "Coverage",
     "Device",
+    "Exponents",
     "Fault",
     "Finding",
+    "Gradients",
     "LossCurve",
     "Memory",
     "OpWork",
@@ -25,6 +27,7 @@ __all__ = [
     "Stop",
     "Substitution",
     "Throughput",
+    "Underflow",
     "Verdict",
 ]
 
@@ -138,6 +141,38 @@ class Memory:
     peak_bytes: int
     device: str = ""
     history: list[list[float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Exponents:
+    """How many numbers were in [2^e, 2^(e+1)), for each e from `min` to `max`."""
+
+    min: int
+    max: int
+    counts: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Underflow:
+    """Which share of the gradients that are not 0 would be 0 in the half type, as they are and times the loss scale."""
+
+    unscaled: float
+    scaled: float
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """How large gradients were, from `passes` sampled ones: true values, before the script clips them.
+
+    `zeros` is the share that is exactly 0, `scale` the loss scale of the last sample, `half` the type of `underflow`.
+    """
+
+    passes: int
+    half: str = ""
+    exponents: Exponents | None = None
+    zeros: float = 0.0
+    underflow: Underflow | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from mpx.record.model import Process, RunRecord
 from mpx.record.parts import LossCurve, Overflow, Scaler
+from mpx.report.wording import percent, printable
 
 __all__ = [
     "Settling",
@@ -22,6 +23,7 @@ __all__ = [
     "program",
     "settling",
     "skips_nonfinite",
+    "underflow",
     "working",
     "worst_scaler",
 ]
@@ -108,6 +110,17 @@ def last_loss(record: RunRecord) -> float | None:
     """Return the last value of the loss that is shown."""
     curve = loss_curve(record)
     return curve.value[-1] if curve else None
+
+
+def underflow(record: RunRecord) -> str | None:
+    """Return how many of the sampled gradients would be 0 in the half type; None when none were sampled."""
+    known = record.gradients
+    if known is None or known.underflow is None:
+        return None
+    text = f"{percent(known.underflow.unscaled)} would be 0 in {printable(known.half)}"
+    if known.scale == 1:
+        return text
+    return f"{text} without a loss scale, {percent(known.underflow.scaled)} with it"
 
 
 def settling(record: RunRecord) -> Settling:

@@ -106,7 +106,7 @@ def test_a_page_runs_without_a_word_and_has_its_charts(browser, run):
 @pytest.mark.parametrize("run", ["everything", "nan-loss"])
 def test_no_chart_is_empty(browser, run):
     script = """[...document.querySelectorAll("figure")].map((figure) => {
-        const drawn = [...figure.querySelectorAll("svg[role=img] .line, svg[role=img] .mark")].map((e) => e.getBBox());
+        const drawn = [...figure.querySelectorAll("svg .line, svg .mark, svg .bar")].map((e) => e.getBBox());
         const box = figure.querySelector("svg[role=img]").getBoundingClientRect();
         return [figure.id, box.width, box.height, drawn.length, drawn.every((b) => b.width + b.height > 0)];
     })"""

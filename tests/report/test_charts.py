@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpx.record import RunRecord, fold
-from mpx.record.parts import LossCurve, Memory, Overflow, Scaler, Steps, Throughput
+from mpx.record.parts import (
+    Exponents,
+    Gradients,
+    LossCurve,
+    Memory,
+    Overflow,
+    Scaler,
+    Steps,
+    Throughput,
+    Underflow,
+)
 from mpx.record.shards import read_shard
 from mpx.report.charts import charts, draw
 from mpx.report.charts.axes import KINDS, counted
@@ -40,9 +50,9 @@ def test_an_axis_holds_its_values_and_its_ticks_rise(kind, values):
     assert 1 <= len(scale.ticks) <= 10
 
 
-@given(st.floats(0, 1e12))
-def test_what_is_counted_has_whole_ticks_within_the_axis(end):
-    scale = counted(end)
+@given(st.floats(-1e3, 1e3), st.floats(0, 1e12))
+def test_what_is_counted_has_whole_ticks_within_the_axis(begin, size):
+    scale = counted(begin, begin + size)
     assert all(tick.is_integer() and 0 <= scale.at(tick) <= 1 for tick in scale.ticks)
     assert 1 <= len(scale.ticks) <= 10
 
@@ -69,8 +79,8 @@ def test_a_history_is_read_by_rising_x_and_without_what_is_no_number():
 @pytest.mark.parametrize(
     ("run", "names"),
     [
-        ("normal", ["loss", "loss-scale", "overflows", "step-time", "memory"]),
-        ("bfloat16", ["loss"]),
+        ("normal", ["loss", "loss-scale", "overflows", "gradients", "step-time", "memory"]),
+        ("bfloat16", ["loss", "gradients"]),
         ("inference", []),
         ("nothing", []),
     ],
@@ -140,3 +150,14 @@ def test_the_cost_is_drawn_from_zero():
     assert ">0 ms<" in time
     assert ">0 B<" in memory
     assert ">1 GiB<" in memory
+
+
+def test_the_sizes_of_gradients_stand_beside_what_the_type_can_hold():
+    sizes = Exponents(-40, -9, [1] * 32)
+    known = Gradients(7, "float16", sizes, underflow=Underflow(0.5, 0.125), scale=2.0**12)
+    chart = the(RunRecord(gradients=known), "gradients")
+    assert sum(bar.y for bar in chart.plot.bars) == pytest.approx(1.0)
+    assert [edge.x for edge in chart.plot.edges] == [-25.0, -37.0]
+    assert "50.0 % would be 0 in float16 without a loss scale, 12.5 % with it" in chart.summary
+    beyond = the(RunRecord(gradients=replace(known, half="bfloat16", scale=1.0)), "gradients")
+    assert beyond.plot.edges == ()

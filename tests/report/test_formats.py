@@ -109,7 +109,7 @@ class TestJunit:
         ]
         assert [case.get("name") for case in cases] == ["overflow_rate>5%", "steps<1"]
         assert [case.find("failure") is not None for case in cases] == [True, False]
-        assert cases[0].find("failure").get("message") == "10 %"
+        assert cases[0].find("failure").get("message") == "`overflow_rate>5%`: 10 %"
         assert "gates-failed" in [finding.id for finding in record.findings]
         assert "gates-failed" not in [case.get("name") for case in self.suite(record).findall("testcase")]
 

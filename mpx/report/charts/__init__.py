@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from mpx.record.model import RunRecord
 from mpx.report.charts.cost import peak_memory, step_time
 from mpx.report.charts.draw import draw, legend
+from mpx.report.charts.gradients import gradient_exponents
 from mpx.report.charts.loss import losses
 from mpx.report.charts.overflow import overflow_timeline
 from mpx.report.charts.plot import Chart
@@ -18,6 +19,7 @@ CHARTS: tuple[Callable[[RunRecord], Iterator[Chart]], ...] = (
     losses,
     loss_scales,
     overflow_timeline,
+    gradient_exponents,
     step_time,
     peak_memory,
 )

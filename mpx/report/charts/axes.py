@@ -30,11 +30,12 @@ class Scale:
         return (self.through(value) - low) / ((high - low) or 1.0)
 
 
-def counted(end: float) -> Scale:
-    """Return a straight axis from 0 to `end` for what is counted."""
-    step = max(1.0, _round_step(max(end, 1.0) / MOST_TICKS))
-    ticks = tuple(number * step for number in range(int(end / step) + 1))
-    return Scale(0.0, max(end, 1.0), ticks)
+def counted(begin: float, end: float) -> Scale:
+    """Return a straight axis from `begin` to `end`, exactly, for what comes in whole numbers."""
+    end = max(end, begin + 1.0)
+    step = max(1.0, _round_step((end - begin) / MOST_TICKS))
+    ticks = tuple(number * step for number in range(math.ceil(begin / step), math.floor(end / step) + 1))
+    return Scale(begin, end, ticks)
 
 
 def linear(values: Sequence[float]) -> Scale:

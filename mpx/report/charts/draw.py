@@ -11,7 +11,6 @@ from itertools import groupby, pairwise
 from mpx.report.charts.axes import KINDS, Scale, counted
 from mpx.report.charts.plot import Chart, Line, Plot, Point
 from mpx.report.markup import Markup, tag
-from mpx.report.wording import amount
 
 __all__ = ["MARKS", "Shape", "draw", "legend"]
 
@@ -99,12 +98,14 @@ def legend(plot: Plot) -> Markup:
 
 def _framed(plot: Plot) -> _Frame:
     seen = [y for line in plot.lines for _, y in line.points if math.isfinite(y)]
-    seen += [mark.y for mark in plot.marks] + [level.y for level in plot.levels]
+    seen += (
+        [mark.y for mark in plot.marks] + [level.y for level in plot.levels] + [bar.y for bar in plot.bars]
+    )
     y = KINDS[plot.y.kind](seen)
     letters = max((len(_shortened(plot.y.word(tick))) for tick in y.ticks), default=0)
     left = max(44.0, 16.0 + letters * LETTER)
     height = TOP + BOTTOM + ROW_HEIGHT * len(plot.y.names) if plot.y.names else HEIGHT
-    return _Frame(plot, counted(plot.end), y, left, height)
+    return _Frame(plot, counted(plot.begin, plot.end), y, left, height)
 
 
 def _axes(frame: _Frame) -> Iterator[Markup]:
@@ -116,7 +117,7 @@ def _axes(frame: _Frame) -> Iterator[Markup]:
         yield tag("text", label, class_="tick end", x=frame.left - 8, y=at + 4)
     yield tag("line", class_="base", x1=frame.left, x2=right, y1=bottom, y2=bottom)
     for tick in frame.x.ticks:
-        yield tag("text", amount(int(tick)), class_="tick middle", x=frame.px(tick), y=bottom + 18)
+        yield tag("text", frame.plot.at(tick), class_="tick middle", x=frame.px(tick), y=bottom + 18)
     yield tag("text", frame.plot.y.name, class_="name", x=0.0, y=13.0)
     yield tag("text", frame.plot.unit, class_="name end", x=right, y=frame.height - 6)
 
@@ -129,6 +130,30 @@ def _levels(frame: _Frame) -> Iterator[Markup]:
         yield tag("line", class_="level", x1=frame.left, x2=right, y1=at, y2=at)
         # The lower one is named below its line: two near ones do not write over each other.
         yield tag("text", label, class_="tick end", x=right, y=at - 5 if number else at + 14)
+
+
+def _bars(frame: _Frame) -> Iterator[Markup]:
+    width = _width(frame.plot)
+    for bar in frame.plot.bars:
+        left, right, top, base = frame.px(bar.x), frame.px(bar.x + width), frame.py(bar.y), frame.py(0.0)
+        told = f"{frame.plot.unit} {frame.plot.at(bar.x)}: {frame.plot.y.word(bar.y)}"
+        size = {"width": max(0.5, right - left - 1), "height": max(0.0, base - top)}
+        yield tag("rect", tag("title", told), class_="bar", x=left + 0.5, y=top, **size)
+
+
+def _width(plot: Plot) -> float:
+    """Return how much of x a bar covers."""
+    return 1.0 if plot.bars else 0.0
+
+
+def _edges(frame: _Frame) -> Iterator[Markup]:
+    for number, edge in enumerate(frame.plot.edges):
+        at, top = frame.px(edge.x), TOP + 16.0 * number
+        yield tag("line", class_="edge", x1=at, x2=at, y1=top, y2=frame.height - BOTTOM)
+        far = at > (WIDTH + frame.left) / 2
+        yield tag(
+            "text", edge.name, class_="tick end" if far else "tick", x=at - 5 if far else at + 5, y=top + 9
+        )
 
 
 def _lines(frame: _Frame) -> Iterator[Markup]:
@@ -162,27 +187,30 @@ def _piece(frame: _Frame, points: list[Point], *, stairs: bool) -> str:
 def _marks(frame: _Frame) -> Iterator[Markup]:
     for mark in frame.plot.marks:
         place = f"translate({_short(frame.px(mark.x))} {_short(frame.py(mark.y))})"
-        told = f"{frame.plot.unit} {amount(int(mark.x))}: {mark.text}"
+        told = f"{frame.plot.unit} {frame.plot.at(mark.x)}: {mark.text}"
         shape = MARKS[mark.kind].path
         yield tag("path", tag("title", told), class_=f"mark {mark.kind}", d=shape, transform=place)
 
 
-_LAYERS: tuple[Callable[[_Frame], Iterator[Markup]], ...] = (_axes, _lines, _levels, _marks)
+_LAYERS: tuple[Callable[[_Frame], Iterator[Markup]], ...] = (_axes, _bars, _edges, _lines, _levels, _marks)
 
 
 def _values(frame: _Frame) -> list[list[object]]:
     """Return, for each x that has something: its pixel, its name, and what is there as `[style, text, pixel]`."""
     plot = frame.plot
     named = len(plot.lines) > 1
+    middle = _width(plot) / 2
     there: dict[float, list[list[object]]] = {}
     for index, line in enumerate(plot.lines):
         for x, y in line.points:
             if math.isfinite(y):
                 said = f"{line.name}: {plot.y.word(y)}" if named else plot.y.word(y)
                 there.setdefault(x, []).append([f"line s{index}", said, round(frame.py(y), 1)])
+    for bar in plot.bars:
+        there.setdefault(bar.x, []).append(["bar", plot.y.word(bar.y), round(frame.py(bar.y), 1)])
     for mark in plot.marks:
         there.setdefault(mark.x, []).append([f"mark {mark.kind}", mark.text, round(frame.py(mark.y), 1)])
-    return [[round(frame.px(x), 1), f"{plot.unit} {amount(int(x))}", there[x]] for x in sorted(there)]
+    return [[round(frame.px(x + middle), 1), f"{plot.unit} {plot.at(x)}", there[x]] for x in sorted(there)]
 
 
 def _shortened(text: str) -> str:

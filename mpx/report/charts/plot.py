@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Axis", "Chart", "Level", "Line", "Mark", "Plot", "Point", "finite", "pairs"]
+from mpx.report.wording import amount
+
+__all__ = ["Axis", "Bar", "Chart", "Edge", "Level", "Line", "Mark", "Plot", "Point", "finite", "pairs"]
 
 Point = tuple[float, float]
 
 LARGEST = 1e300
+
+
+def counted(value: float) -> str:
+    """Return what is counted as text: `1,200`."""
+    return amount(int(value))
 
 
 @dataclass(frozen=True)
@@ -50,13 +57,33 @@ class Level:
 
 
 @dataclass(frozen=True)
+class Bar:
+    """So much, `y`, of what lies between `x` and `x` + 1."""
+
+    x: float
+    y: float
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A value of x at which something begins, drawn from top to bottom."""
+
+    name: str
+    x: float
+
+
+@dataclass(frozen=True)
 class Plot:
-    """What is drawn over `x` from 0 to `end`; `unit` is what x counts, in the singular."""
+    """What is drawn over `x` from `begin` to `end`; `unit` names x, and what it counts in the singular."""
 
     unit: str
     end: float
     y: Axis
+    begin: float = 0.0
+    at: Callable[[float], str] = counted
     lines: tuple[Line, ...] = ()
+    bars: tuple[Bar, ...] = ()
+    edges: tuple[Edge, ...] = ()
     marks: tuple[Mark, ...] = ()
     levels: tuple[Level, ...] = ()
 

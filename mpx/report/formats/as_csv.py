@@ -21,7 +21,8 @@ _Row = tuple[str, str, float | None, object, str, str]
 def as_csv(record: RunRecord, _: Options) -> str:
     """Return the table: first what is one number for the run, then every series, then the overflows.
 
-    `at` is the backward pass, for step time and memory the optimizer step, that a number belongs to.
+    `at` is the backward pass that a number belongs to; for step time and memory the optimizer step, for the sizes of
+    gradients the exponent of two.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -82,6 +83,12 @@ def _series(record: RunRecord) -> Iterator[_Row]:
         yield from _history("step_time", "", record.throughput.history, "ms")
     if record.memory:
         yield from _history("peak_memory", "", record.memory.history, "bytes")
+    if record.gradients and record.gradients.exponents:
+        known = record.gradients.exponents
+        yield from (
+            ("gradient_exponent", "", known.min + index, number, "gradients", "")
+            for index, number in enumerate(known.counts)
+        )
 
 
 def _overflows(record: RunRecord) -> Iterator[_Row]:

@@ -14,8 +14,6 @@ from mpx.report.wording import printable
 
 __all__ = ["junit"]
 
-_OF_THE_GATES = "gates-failed"  # the finding that sums up what here are cases
-
 
 @dataclass(frozen=True)
 class _Case:
@@ -57,12 +55,6 @@ def _run(record: RunRecord) -> Iterator[_Case]:
 def _gates(record: RunRecord) -> Iterator[_Case]:
     for verdict in record.gates:
         text = printable(f"`{verdict.gate}`: {verdict.text}")
-        yield _Case("gates", verdict.gate, "" if verdict.passed else text, text if verdict.passed else "")
-
-
-def _gates(record: RunRecord) -> Iterator[_Case]:
-    for verdict in record.gates:
-        text = printable(verdict.text or verdict.gate)
         yield _Case("gates", verdict.gate, "" if verdict.passed else text, text if verdict.passed else "")
 
 

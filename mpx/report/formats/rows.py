@@ -16,6 +16,7 @@ from mpx.report.facts import (
     loss_scale,
     overflow_unit,
     own_overflows,
+    underflow,
     working,
     worst_scaler,
 )
@@ -211,6 +212,15 @@ def memory(record: RunRecord, _: Style) -> Iterator[Row]:
         yield Row("peak memory", (f"{wording.bytes_(record.memory.peak_bytes)} {whose}",), 34)
 
 
+def gradients(record: RunRecord, _: Style) -> Iterator[Row]:
+    """How large gradients were, and how many the half type would lose."""
+    known = record.gradients
+    lost = underflow(record)
+    if known is not None and known.exponents is not None and lost:
+        sizes = f"from 2^{known.exponents.min} to 2^{known.exponents.max + 1}"
+        yield Row("gradients", (sizes, lost), 33)
+
+
 def substitutions(record: RunRecord, _: Style) -> Iterator[Row]:
     """What mpx did otherwise than the script asked."""
     shown = sorted(record.substitutions, key=lambda item: -item.count)[:SUBSTITUTIONS_SHOWN]
@@ -246,6 +256,7 @@ ROWS: tuple[RowMaker, ...] = (
     coverage,
     speed,
     memory,
+    gradients,
     substitutions,
     gates,
     notices,

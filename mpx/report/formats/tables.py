@@ -33,7 +33,8 @@ def gates(record: RunRecord) -> Iterator[Table]:
     """Yield the verdict on each gate."""
     if record.gates:
         rows = [
-            ("passed" if item.passed else "FAILED", item.gate, item.text, item.origin) for item in record.gates
+            ("passed" if item.passed else "FAILED", item.gate, item.text, item.origin)
+            for item in record.gates
         ]
         yield "gates", [("verdict", "fails when", "measured", "asked by"), *rows]
 
