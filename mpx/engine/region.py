@@ -83,6 +83,7 @@ class Region:
         self._half = HALF[policy.dtype]
         # at O3 the weights are half by our doing; elsewhere a script that made its model half is left alone
         self._ours = (torch.float32, self._half) if policy.master_weights is False else (torch.float32,)
+        self._has_copies = bool(policy.master_weights)
         self.casts = policy.cast_model_type != "float32"
         self._rules = rules
         self._adoption = adoption
@@ -130,10 +131,13 @@ class Region:
             self.passive = get_worker_info() is not None  # preparing data is no work of the model
             if self.passive:
                 return None
+        ours = self._ours
+        if self._has_copies and _inside_backward():  # where copies are in place of all weights
+            ours = (*ours, self._half)
         for part in parts:
             for owned in (part._parameters, part._buffers):
                 for tensor in owned.values():
-                    if tensor is not None and tensor.dtype in self._ours:
+                    if tensor is not None and tensor.dtype in ours:
                         return None if tensor.is_meta else tensor.device.type
         return None
 
@@ -148,7 +152,7 @@ class Region:
         device_type: str,
     ) -> Any:
         # checkpointing runs parts again inside the backward pass: work of a call that has been told of
-        recomputing = torch._C._current_graph_task_id() != -1
+        recomputing = _inside_backward()
         # in a region of the script (or one that checkpointing has restored) results stay as it asked
         scripts_own = torch.is_autocast_enabled(device_type)
         if not recomputing:
@@ -268,7 +272,8 @@ class Region:
         """The script asked for FP32 with `autocast(enabled=False)`: no region opens, held weights are FP32 again."""
         self._here.refused += 1
         try:
-            with self._adoption.withdrawn() if self._here.depth else nullcontext():
+            held = self._here.depth or _inside_backward()
+            with self._adoption.withdrawn() if held else nullcontext():
                 yield
         finally:
             self._here.refused -= 1
@@ -287,3 +292,7 @@ class Region:
 
 def _as_it_is(original: Call, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
     return original(module, *args, **kwargs)
+
+
+def _inside_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)
