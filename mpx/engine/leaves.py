@@ -65,8 +65,13 @@ class Leaves:
         self._others[id(tensor)] = weakref.ref(tensor)
 
     def saw_call(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Remember the tree of an outermost call, and what is upstream of its inputs."""
+        """Remember the tree of an outermost call, and what is upstream of its inputs.
+
+        Also of a call without gradients: re-entrant checkpointing makes one, and has its gradients later.
+        """
         if not torch.is_grad_enabled():
+            if any(parameter.requires_grad for parameter in root.parameters()):
+                self._roots.setdefault(root, 0)
             return
         self._roots.setdefault(root, 0)
         inputs = [t for t in tensors((args, kwargs)) if t.requires_grad]

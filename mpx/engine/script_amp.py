@@ -6,7 +6,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +68,7 @@ class ScriptAmp:
         self._scales, self._report = scales, report
         self._refused, self._stand_back = refused, stand_back
         self._stepped, self._silent_steps = stepped, silent_steps
+        self._saw_amp = False  # an enabled region or scaler of the script
         self._shown: weakref.WeakKeyDictionary[GradScaler, float] = weakref.WeakKeyDictionary()
 
     def wrap_autocast_init(self, original: Call) -> Call:
@@ -86,7 +87,9 @@ class ScriptAmp:
             if row is None or not row.available() or creator == CHECKPOINT:
                 original(region, device_type, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
                 # see `wrap_autocast_enter`: what runs again was inside a region that refused
-                region._mpx_refuses = creator == CHECKPOINT and not enabled and dtype is torch.float32
+                region._mpx_refuses = region._mpx_restored = (
+                    creator == CHECKPOINT and not enabled and dtype is torch.float32
+                )
                 return
             scripts_own = not creator.startswith(TORCH)
             if self._takes_over and enabled and self._half is not None:
@@ -111,6 +114,7 @@ class ScriptAmp:
         return __init__
 
     def _tell_region(self, asked: torch.dtype, ours: torch.dtype) -> None:
+        self._saw_amp = True
         text = "the script's autocast regions taken over"
         if asked is not ours:
             text += f" ({_name(asked)} became {_name(ours)})"
@@ -119,18 +123,30 @@ class ScriptAmp:
     def wrap_autocast_enter(self, original: Call) -> Call:
         """Return `torch.autocast.__enter__`: with `enabled=False` the script wants FP32, also where ours would begin.
 
-        The type of such a region, which nobody uses, says so to a checkpoint that runs a part of it again.
+        That is so where it switches something off. In a script that never switches AMP on, such a region is a flag that
+        is off: as without us it has no effect, and the level is computed.
+
+        The type of a region that refuses, which nobody uses, says so to a checkpoint that runs a part of it again.
         """
 
         @wraps(original)
         def __enter__(region: Any) -> Any:
             if not getattr(region, "_mpx_refuses", False):
                 return original(region)
-            context = self._refused()
+            means_it = (
+                self._saw_amp or torch.is_autocast_enabled(region.device) or vars(region).get("_mpx_restored")
+            )
+            context = self._refused() if means_it else nullcontext()
             context.__enter__()
             vars(region).setdefault("_mpx_regions", []).append(context)
             result = original(region)
-            torch.set_autocast_dtype(region.device, torch.float32)
+            if means_it:
+                torch.set_autocast_dtype(region.device, torch.float32)
+            else:
+                self._report(
+                    "script-autocast-off",
+                    "the script's AMP is off by a flag of its own: the level is computed",
+                )
             return result
 
         return __enter__
@@ -156,6 +172,7 @@ class ScriptAmp:
             if not scaler.is_enabled():
                 return
             if self._takes_over:
+                self._saw_amp = True
                 self._shown[scaler] = self._scales.latest.scale
                 text = "the script's GradScaler taken over: gradients are unscaled when backward returns"
                 self._report("script-gradscaler", text)

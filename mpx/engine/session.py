@@ -215,10 +215,10 @@ class Session:
             self._statistics.before_call(module)
         self._audience.tell("called", module)
 
-    def _ended(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def _ended(self, module: nn.Module, inputs: tuple[Any, Any], output: Any) -> None:
         self.leaves.saw_output(module, output)
         if self.region.watch is not None:
-            self.region.watch(module, args, output)
+            self.region.watch(module, inputs, output)
 
     def _around_call(self, module: nn.Module) -> AbstractContextManager[Any]:
         return self._audience.around(module)

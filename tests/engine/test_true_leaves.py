@@ -230,6 +230,17 @@ def checkpointing_inside_the_backward_pass():
     return grads_of(model)
 
 
+@case
+def checkpointing_of_a_whole_model():
+    models = [perceptron(), perceptron()]
+    x, y = batch()
+    x.requires_grad_()
+    for _ in range(2):
+        for model, use_reentrant in zip(models, [True, False], strict=True):
+            F.cross_entropy(checkpoint(model, x, use_reentrant=use_reentrant), y).backward()
+    return [x.grad, *grads_of(models[0]), *grads_of(models[1])]
+
+
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])
 @pytest.mark.parametrize("level", LEVELS)
 def test_they_are_those_of_float32_within_the_rounding_of_half(far_from_float32, level, half):

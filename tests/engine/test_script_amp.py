@@ -1,0 +1,294 @@
+"""Scripts with mixed precision of their own: taken over, they compute what the level says."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+LEVELS = ("O0", "O1", "O2", "O3")
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def batch(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(6, 8, generator=generator), torch.randint(4, (6,), generator=generator)
+
+
+class Tutorial:
+    """The loop of torch's own AMP examples, with clipping and a look at the scale to learn of skipped steps."""
+
+    def __init__(self, *, enabled=True, dtype=torch.float16, factor=1.0, init_scale=2.0**16):
+        self.enabled, self.dtype, self.factor = enabled, dtype, factor
+        self.model = network()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.scaler = torch.amp.GradScaler("cpu", enabled=enabled, init_scale=init_scale)
+        self.losses, self.norms, self.skipped, self.scales = [], [], [], []
+
+    def train(self, steps):
+        for step in steps:
+            x, y = batch(step)
+            self.optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=self.dtype, enabled=self.enabled):
+                loss = F.cross_entropy(self.model(x), y) * self.factor
+            self.scaler.scale(loss).backward()
+            self.scaler.unscale_(self.optimizer)
+            self.norms.append(float(nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)))
+            before = self.scaler.get_scale()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.scales.append(self.scaler.get_scale())
+            self.skipped.append(self.scales[-1] < before)
+            self.losses.append(loss.item())
+        return self
+
+    def weights(self):
+        return [parameter.detach() for parameter in self.model.parameters()]
+
+
+class Plain(Tutorial):
+    """The same script without a word of AMP."""
+
+    def train(self, steps):
+        for step in steps:
+            x, y = batch(step)
+            self.optimizer.zero_grad()
+            loss = F.cross_entropy(self.model(x), y) * self.factor
+            loss.backward()
+            self.norms.append(float(nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)))
+            self.optimizer.step()
+            self.losses.append(loss.item())
+        return self
+
+
+def same(first, second):
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("level", LEVELS)
+def test_taken_over_it_is_the_script_without_amp_at_that_level(at_level, level, dtype):
+    with at_level(level):
+        expected = Plain().train(range(8))
+    with at_level(level) as recorded:
+        found = Tutorial(dtype=dtype).train(range(8))
+        assert recorded.substituted("script-autocast")
+        assert recorded.substituted("script-gradscaler")
+        assert recorded.summary["saw_script_amp"]
+    if level != "O3":  # where a loss inside the script's region is computed in half
+        assert found.losses == expected.losses
+        assert same(found.weights(), expected.weights())
+    assert found.losses == pytest.approx(expected.losses, rel=0.01)
+
+
+def test_level_0_is_plain_python_with_the_scripts_amp_off(at_level):
+    expected = Tutorial(enabled=False).train(range(8))
+    with at_level("O0"):
+        found = Tutorial().train(range(8))
+    assert found.losses == expected.losses
+    assert found.norms == expected.norms
+    assert same(found.weights(), expected.weights())
+    assert found.scales == [1.0] * 8
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_script_that_watches_its_scale_sees_every_skipped_step(at_level, level):
+    with at_level(level) as recorded:
+        script = Tutorial(factor=30.0).train(range(8))
+        steps, (scaler,) = recorded.summary["steps"], recorded.summary["scalers"]
+    assert 0 < sum(script.skipped) == steps["skipped"] < 8
+    assert script.skipped[0]
+    assert script.scales[-1] == scaler["final"]
+    assert all(norm < 100 for norm in script.norms)  # true, never scaled
+
+
+def test_one_scaler_for_two_losses_falls_when_either_overflows(at_level):
+    with at_level("O1", "loss_scale.init=1024"):
+        scaler = torch.amp.GradScaler("cpu")
+        one, two = torch.ones(1, requires_grad=True), torch.ones(1, requires_grad=True)
+        one.register_hook(lambda grad: grad * torch.inf)
+        scaler.scale(one.exp().sum()).backward()
+        scaler.scale(two.sum()).backward()
+        assert scaler.get_scale() == 1024.0
+        scaler.update()
+        assert scaler.get_scale() == 512.0
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_the_scalers_state_goes_to_plain_torch_and_comes_back(at_level, level):
+    with at_level(level, "loss_scale.growth_interval=3"):
+        script = Tutorial().train(range(5))
+        state = script.scaler.state_dict()
+        assert state["scale"] == script.scales[-1] == 2.0**17
+        assert state["_growth_tracker"] == 2
+    plain = torch.amp.GradScaler("cpu")
+    plain.load_state_dict(state)
+    assert plain.get_scale() == 2.0**17
+    theirs = plain.state_dict()
+    with at_level(level, "loss_scale.growth_interval=3") as recorded:
+        again = Tutorial()
+        again.scaler.load_state_dict(theirs)
+        assert again.scaler.get_scale() == 2.0**17
+        again.train(range(1))
+        assert recorded.summary["scalers"][0]["init"] == 2.0**17
+        assert again.scales == [2.0**18]  # the third clean step in a row
+        again.scaler.update(new_scale=64.0)
+        again.train(range(1, 2))
+        assert again.scales[-1] == 64.0
+
+
+class Island(nn.Module):
+    """Computes one layer in a region that the script keeps in FP32."""
+
+    def __init__(self, wrap):
+        super().__init__()
+        torch.manual_seed(0)
+        self.front, self.core, self.back = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.wrap, self.seen = wrap, set()
+
+    def inside(self, x):
+        with torch.autocast("cpu", enabled=False):
+            out = self.wrap(self.core, x.float())
+            self.seen.add((out.dtype, self.core.weight.dtype))
+        return out
+
+    def forward(self, x):
+        return self.back(self.inside(self.front(x)))
+
+
+def once(function, x):
+    return function(x)
+
+
+def reentrant(function, x):
+    return checkpoint(function, x, use_reentrant=True)
+
+
+def not_reentrant(function, x):
+    return checkpoint(function, x, use_reentrant=False)
+
+
+WRAPS = pytest.mark.parametrize("wrap", [once, reentrant, not_reentrant])
+
+
+@WRAPS
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_region_that_the_script_keeps_in_float32_is_float32(at_level, level, wrap):
+    """Also when checkpointing computes a part of it again in the backward pass."""
+    x = batch(0)[0]
+    plain = Island(once)
+    expected = plain(x)
+    expected.sum().backward()
+    with at_level(level, "loss_scale=256"):
+        model = Island(wrap)
+        out = model(x)
+        out.sum().backward()
+    assert model.seen == {(torch.float32, torch.float32)}
+    assert not torch.equal(out, expected)
+    for ours, true in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(ours.grad, true.grad, atol=0.02)
+
+
+@WRAPS
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_it_is_so_inside_what_checkpointing_computes_again(at_level, level, wrap):
+    with at_level(level):
+        model = Island(once)
+        hidden = model.front(batch(0)[0])
+        wrap(model.inside, hidden).sum().backward()
+    assert model.seen <= {(torch.float32, torch.float32)}
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_it_is_so_around_a_whole_model_of_a_script_that_uses_amp(at_level, level):
+    x = batch(0)[0]
+    expected = network()(x)
+    with at_level(level):
+        model = network()
+        with torch.autocast("cpu"):
+            assert not torch.equal(model(x), expected)
+        with torch.autocast("cpu", enabled=False):
+            assert torch.equal(model(x), expected)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_script_that_never_uses_its_amp_is_computed_at_the_level(at_level, level):
+    """Its region is a flag that is off: it does as little as without us."""
+    with at_level(level):
+        expected = Plain().train(range(3))
+    with at_level(level) as recorded:
+        found = Tutorial(enabled=False).train(range(3))
+        assert not recorded.summary["saw_script_amp"]
+        assert recorded.substituted("script-autocast-off") == (level != "O0")
+        assert recorded.summary["steps"]["applied"] == 3
+    assert found.losses == expected.losses
+    assert found.scales == [1.0] * 3
+    assert found.scaler.state_dict() == {}
+    found.scaler.load_state_dict({})
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_an_enabled_region_inside_has_our_half_type(at_level, level):
+    seen = []
+
+    class Inner(nn.Linear):
+        def forward(self, x):
+            with torch.autocast("cpu", enabled=False), torch.autocast("cpu", dtype=torch.bfloat16):
+                seen.append((x @ x.T).dtype)
+            with torch.autocast("cpu"):
+                seen.append((x @ x.T).dtype)
+            return super().forward(x)
+
+    with at_level(level) as recorded:
+        Inner(8, 4)(batch(0)[0])
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x = batch(0)[0]
+            seen.append((x @ x.T).dtype)
+        told = {row["id"]: row["text"] for row in recorded.summary["substitutions"]}
+    assert seen == [torch.float16] * 3
+    assert "bfloat16 became float16" in told["script-autocast"]
+
+
+def test_a_region_is_entered_again_inside_itself(at_level):
+    with at_level("O1"):
+        region = torch.autocast("cpu", enabled=False)
+
+        @region
+        def down(n):
+            return torch.is_autocast_enabled("cpu") or (n > 0 and down(n - 1))
+
+        assert not down(3)
+
+
+class InFloat32(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x @ x.T
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return (grad + grad.T) @ x
+
+
+@pytest.mark.parametrize("amp", ["takeover", "keep"])
+def test_a_decorated_function_is_no_amp_of_the_script(at_level, amp):
+    class Uses(nn.Linear):
+        def forward(self, x):
+            return InFloat32.apply(super().forward(x))
+
+    with at_level("O1", f"script_amp={amp}") as recorded:
+        model = Uses(8, 4)
+        for _ in range(2):
+            out = model(batch(0)[0])
+            out.sum().backward()
+        assert not recorded.summary["saw_script_amp"]
+        assert recorded.summary["backwards"] == 2
+        assert len(recorded.summary["scalers"]) == 1  # nobody stood back
