@@ -25,8 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="not run on a GPU: none here"))
 
 
-def fingerprint() -> dict[str, Any]:
-    """Return what a session changes of torch: intercepted names, optimizer steps, dispatcher kernels, hooks, modes and defaults."""
+def _fingerprint() -> dict[str, Any]:
+    """Return what a session changes of torch: names, optimizer steps, dispatcher kernels, hooks, modes, defaults."""
     import torch
 
     from mpx.engine.intercepts import TABLE
@@ -42,19 +42,32 @@ def fingerprint() -> dict[str, Any]:
             owner = getattr(owner, part)
         targets[f"{row.module}:{row.path}"] = vars(owner).get(name) or getattr(owner, name)
     module = torch.nn.modules.module
-    hooks = [value for name, value in vars(module).items() if name.startswith("_global_") and hasattr(value, "__len__")]
+    hooks = [
+        value
+        for name, value in vars(module).items()
+        if name.startswith("_global_") and hasattr(value, "__len__")
+    ]
     return {
         **targets,
         "kernels": {
-            key: frozenset(torch._C._dispatch_get_registrations_for_dispatch_key(key)) for key in ("AutocastCPU", "AutocastCUDA")
+            key: frozenset(torch._C._dispatch_get_registrations_for_dispatch_key(key))
+            for key in ("AutocastCPU", "AutocastCUDA")
         },
-        "steps of ours": [k.__qualname__ for k in wrapped_classes(torch.optim.Optimizer) if hasattr(k.__dict__["step"], OURS)],
+        "steps of ours": [
+            k.__qualname__
+            for k in wrapped_classes(torch.optim.Optimizer)
+            if hasattr(k.__dict__["step"], OURS)
+        ],
         "global hooks": [len(value) for value in hooks],
-        "autocast": [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")],
+        "autocast": [
+            (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
+        ],
         "nesting": _autocast_depth(),
         "default dtype": torch.get_default_dtype(),
         "matmul precision": torch.get_float32_matmul_precision(),
-        "finders": [type(finder).__name__ for finder in sys.meta_path if type(finder).__module__.startswith("mpx")],
+        "finders": [
+            type(finder).__name__ for finder in sys.meta_path if type(finder).__module__.startswith("mpx")
+        ],
     }
 
 
@@ -69,11 +82,19 @@ def _autocast_depth() -> int:
 @pytest.fixture(autouse=True)
 def torch_untouched() -> Iterator[None]:
     """Fail a test that leaves a hook, a rule or a patch behind. Tests that never import torch do not pay for it."""
-    before = fingerprint() if "torch" in sys.modules else None
+    before = _fingerprint() if "torch" in sys.modules else None
     yield
     if before is not None:
-        after = fingerprint()
-        assert {key: after[key] for key in before} == before  # a module imported meanwhile has no earlier state
+        after = _fingerprint()
+        assert {
+            key: after[key] for key in before
+        } == before  # a module imported meanwhile has no earlier state
+
+
+@pytest.fixture
+def fingerprint() -> Callable[[], dict[str, Any]]:
+    """Return the function that describes torch's present state, for tests that compare it themselves."""
+    return _fingerprint
 
 
 @dataclass

@@ -71,6 +71,8 @@ TABLE: tuple[Intercept, ...] = (
         lambda s, original: s.hooks.wrap_register_post_accumulate_grad_hook(original),
     ),
     Intercept("torch._tensor", "Tensor.retain_grad", lambda s, original: s.leaves.wrap_retain_grad(original)),
+    # the tracer compares its graph, which is the script's own, with the model: in FP32 both
+    Intercept("torch.jit._trace", "_check_trace", lambda s, original: s.region.wrap_refused(original)),
     Intercept(
         "torch.autograd.function", "Function.apply", lambda s, original: s.functions.wrap_apply(original)
     ),

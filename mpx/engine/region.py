@@ -16,6 +16,7 @@ from torch.utils.data import get_worker_info
 
 from mpx.engine.devices import DEVICES, HALF, device_of
 from mpx.engine.structure import map_tensors, modules_of
+from mpx.engine.uncompiled import leave_uncompiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -99,6 +100,7 @@ class Region:
         """Return the `nn.Module.__call__` of the session."""
         here = self._here
         holds = self._adoption is not AS_THEY_ARE
+        leave_uncompiled("mpx")
 
         @wraps(original)
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -277,6 +279,16 @@ class Region:
                 yield
         finally:
             self._here.refused -= 1
+
+    def wrap_refused(self, original: Call) -> Call:
+        """Return a function of torch that runs as in a region which the script refused."""
+
+        @wraps(original)
+        def in_float32(*args: Any, **kwargs: Any) -> Any:
+            with self.refused():
+                return original(*args, **kwargs)
+
+        return in_float32
 
     def _check(self, device_type: str, module: nn.Module) -> None:
         """Refuse a device that cannot do the half type, at its first use: asking earlier would initialise it."""

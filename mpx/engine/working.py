@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedParameter
 
 from mpx.engine.module_rules import ModuleRules
 from mpx.engine.placing import Placement, traced
@@ -120,11 +120,13 @@ class WorkingCopies:
         for module in parts:
             if module._parameters and not self._rules.keeps_float32(module):
                 for name, parameter in module._parameters.items():
-                    if parameter is not None and parameter.dtype is torch.float32 and not is_lazy(parameter):
+                    if parameter is not None and parameter.dtype is torch.float32 and not isinstance(parameter, UninitializedParameter):
                         yield module, name, parameter
 
     def _to_half(self, parameter: Tensor) -> Tensor:
-        return parameter.to(self._half)
+        half = parameter.to(self._half)
+        # `self.counter += 1` assigns what it updated: a module takes nothing but a Parameter there
+        return half if parameter.requires_grad else nn.Parameter(half, requires_grad=False)
 
     def _withdraw(self, placement: Placement, *, compare: bool = False) -> None:
         for place in placement.withdraw(compare=compare):

@@ -35,6 +35,8 @@ def plain(name: str) -> Figures:
     return figures_of(next(one for one in PATTERNS if one.name == name))
 
 
+# dynamo ignores this warning itself, unless warnings are errors
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize(("level", "dtype"), LEVELS, ids=lambda value: value)
 @pytest.mark.parametrize("one", PATTERNS, ids=lambda one: one.name)
 def test_a_pattern_trains_as_in_float32(
