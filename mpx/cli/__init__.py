@@ -21,6 +21,8 @@ _COMMANDS = {
     "run": "Run a script, a module or a command in mixed precision.",
     "presets": "List, show and check presets.",
     "report": "Show the report of a run again.",
+    "compare": "Run a script at several levels, and say which to take.",
+    "diff": "Compare two runs.",
 }
 
 

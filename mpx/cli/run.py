@@ -25,7 +25,7 @@ from mpx.record import RunDirectory, RunRecord
 if TYPE_CHECKING:
     from mpx.report.files import ReportFile
 
-__all__ = ["run"]
+__all__ = ["TargetCommand", "run"]
 
 # An exit code of ours: only ever in place of the target's 0.
 NOTHING_INSTRUMENTED = 97
@@ -33,7 +33,7 @@ NOTHING_INSTRUMENTED = 97
 Say = Callable[[str], None]
 
 
-class _TargetCommand(click.Command):
+class TargetCommand(click.Command):
     """A command that knows whether `--` stood before its target: click itself drops it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -46,7 +46,7 @@ class _TargetCommand(click.Command):
 
 
 @click.command(
-    cls=_TargetCommand,
+    cls=TargetCommand,
     context_settings={"allow_interspersed_args": False},
     epilog="What stands after TARGET is the target's own, options and `--` too. The exit status is the target's. "
     "MPX_DISABLE=1 in the environment turns mpx off; MPX_TRACEBACK=full shows its frames in tracebacks.",
