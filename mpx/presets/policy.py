@@ -112,7 +112,7 @@ class Monitors:
     throughput: bool
     memory: bool
     gradients: bool
-    history_points: int = _number(at_least=2)
+    history_points: int = _number(at_least=4)
 
 
 @dataclass(frozen=True, kw_only=True)

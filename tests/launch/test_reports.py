@@ -1,9 +1,13 @@
 """`mpx run --report`: files at the end of a run, that cost it nothing."""
 
+import re
 import sys
 
+import jsonschema
 import pytest
 
+from mpx.presets.policy import field_specs
+from mpx.record.schema import record_schema
 from mpx.report import FORMATS
 
 
@@ -64,3 +68,37 @@ def test_a_run_inside_a_run_leaves_reports_to_the_outer_one(shell, ends):
     assert done.returncode == 0
     assert "`--report` is left to the run around this one" in done.text
     assert len(done.runs) == 1
+
+
+TRAINS = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(60):
+    optimizer.zero_grad()
+    model(torch.randn(16, 8)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_the_record_of_a_real_training_fits_the_schema_and_fills_every_chart(shell):
+    script = shell.script("train.py", TRAINS).name
+    settings = ("--set", "loss_scale.init=2**24", "--set", "loss_scale.growth_interval=10")
+    done = shell.mpx("-O", "O1", *settings, "--report", "html:report.html", script)
+    assert done.returncode == 0, done.text
+    jsonschema.Draft202012Validator(record_schema()).validate(done.record)
+    page = (shell.cwd / "report.html").read_text(encoding="utf-8")
+    drawn = ["loss", "loss-scale", "overflows", "gradients", "step-time", "memory"]
+    assert re.findall(r'<figure id="([^"]*)"', page) == drawn
+
+
+def test_a_series_may_be_as_short_as_a_preset_allows(shell):
+    script = shell.script("train.py", TRAINS).name
+    least = field_specs()["monitors.history_points"].at_least
+    done = shell.mpx("-O", "O1", "--set", f"monitors.history_points={least:.0f}", script)
+    assert done.returncode == 0, done.text
+    assert done.record["faults"] == []
+    assert len(done.record["losses"][0]["value"]) <= least
