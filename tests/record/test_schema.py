@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 
 import jsonschema
@@ -76,3 +77,13 @@ def test_a_number_may_be_one_that_json_lacks(value):
     data = json.loads((RECORDS[0].parent / "normal.json").read_text(encoding="utf-8"))
     data["losses"][0]["value"][-1] = value
     assert problems(data) == []
+
+
+def test_every_field_is_explained_in_the_documentation():
+    text = (ROOT / "docs" / "report.md").read_text(encoding="utf-8").partition("## `run.json`")[2]
+    explained = {
+        name
+        for cell in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", cell)
+    }
+    assert explained == set(RunRecord().to_dict())

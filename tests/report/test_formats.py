@@ -217,6 +217,8 @@ class TestHtml:
             assert picture.get("role") == "img" or picture.get("aria-hidden") == "true"
         assert all(header.get("scope") == "col" for header in page.of("th"))
         assert page.of("html") == [{"lang": "en"}]
+        for _, attributes in page.found:
+            assert "tabindex" not in attributes or attributes["aria-label"]
 
 
 @pytest.mark.parametrize(

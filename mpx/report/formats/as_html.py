@@ -98,7 +98,7 @@ def _figure(chart: Chart) -> Markup:
         tag("figcaption", tag("h3", chart.title), tag("p", *words)),
         legend(chart.plot),
         tag("div", draw(chart), class_="plot"),
-        _folded("Values", chart.table),
+        _folded(f"Values: {chart.title.lower()}", chart.table),
         id=chart.id,
     )
 
@@ -140,7 +140,11 @@ def _folded(title: str, rows: Sequence[tuple[str, ...]]) -> Markup:
         for row in rest
     ]
     table = tag("table", tag("thead", tag("tr", *names)), tag("tbody", *lines))
-    return tag("details", tag("summary", title), tag("div", table, class_="table", tabindex="0"))
+    return tag(
+        "details",
+        tag("summary", title),
+        tag("div", table, class_="table", tabindex="0", role="region", aria_label=title),
+    )
 
 
 @cache
