@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedParameter
 
 from mpx.engine.placing import Placement, traced
 from mpx.engine.structure import modules_of
@@ -82,7 +82,7 @@ class HalfModel:
             module.flatten_parameters()
 
     def _convert(self, parameter: Tensor) -> bool:
-        if parameter.dtype is not torch.float32 or is_lazy(parameter):
+        if parameter.dtype is not torch.float32 or isinstance(parameter, UninitializedParameter):
             return False
         grad, parameter.grad = parameter.grad, None
         parameter.data = parameter.data.to(self._half)
