@@ -23,6 +23,8 @@ _COMMANDS = {
     "report": "Show the report of a run again.",
     "compare": "Run a script at several levels, and say which to take.",
     "diff": "Compare two runs.",
+    "watch": "Watch a run while it goes on.",
+    "runs": "List, show and delete runs.",
 }
 
 

@@ -18,7 +18,7 @@ from mpx.cli.verdicts import GATE_FAILED, Gates, read_gates, tell_github
 from mpx.errors import RecordError, UsageError
 from mpx.launch.placement import is_disabled, is_first_rank, outer_run, rank_key, require_same
 from mpx.launch.run import Order, check_ops, run_as_rank, run_supervised
-from mpx.launch.supervise import child_environment, mirror, replace
+from mpx.launch.supervise import Beat, child_environment, mirror, replace
 from mpx.launch.target import KINDS, Kind, Target, detect, isolation
 from mpx.record import RunDirectory, RunRecord
 
@@ -79,6 +79,12 @@ class TargetCommand(click.Command):
     help="Also write a report at the end, into the record's folder or to PATH; repeatable. "
     "`mpx report --help` lists the formats.",
 )
+@click.option(
+    "--progress",
+    type=click.FloatRange(min=0.1),
+    metavar="SECONDS",
+    help="Say on stderr how far the run is, in a line every so many seconds.",
+)
 @click.option("-q", "--quiet", count=True, help="Report in one line; -qq: not at all.")
 @click.option("-v", "--verbose", count=True, help="Say what is started; report at length.")
 @click.argument("target", nargs=-1, type=click.UNPROCESSED, metavar="TARGET [ARGS]...")
@@ -93,6 +99,7 @@ def run(
     require_instrumented: bool,
     ci: str,
     reports: tuple[str, ...],
+    progress: float | None,
     quiet: int,
     verbose: int,
     **choices: Any,
@@ -144,6 +151,7 @@ def run(
         "--require-instrumented": require_instrumented,
         "--fail-on": choices["fail_on"],
         "--report": wanted,
+        "--progress": progress,
     }
     needs_an_end = next((option for option, value in asked.items() if value), None)
     _leave_as_rank(order, out, say, needs_an_end=needs_an_end)
@@ -152,7 +160,7 @@ def run(
     if directory.notice is not None:
         say(directory.notice)
     directory.write_preset(order.preset, order.origin)
-    ending = run_supervised(order, directory, os.environ)
+    ending = run_supervised(order, directory, os.environ, beat=_beat(progress, directory, say))
     record = _conclude(directory, gates, wanted, say, quiet=quiet, verbose=verbose)
     if record is not None and (ci == "github" or (ci == "auto" and os.environ.get("GITHUB_STEP_SUMMARY"))):
         tell_github(record, directory, os.environ, say, quiet=quiet > 1)
@@ -209,6 +217,14 @@ def _leave_as_rank(order: Order, out: Path | None, say: Say, *, needs_an_end: st
     if is_first_rank(os.environ):
         say(f"{level} on every rank; when they have ended, `mpx report {directory.path}` reports")
     run_as_rank(order, directory, os.environ)
+
+
+def _beat(every_s: float | None, directory: RunDirectory, say: Say) -> Beat | None:
+    if every_s is None:
+        return None
+    from mpx.report.progress import progress_line
+
+    return Beat(every_s, lambda: say(progress_line(directory.record())))
 
 
 def _report_files(texts: tuple[str, ...]) -> list[ReportFile]:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from mpx import __version__
 from mpx.errors import LaunchError
 from mpx.launch.placement import is_first_rank
-from mpx.launch.supervise import Ending, child_environment, replace, supervise
+from mpx.launch.supervise import Beat, Ending, child_environment, replace, supervise
 from mpx.launch.target import Target
 from mpx.record import RunDirectory
 
@@ -52,7 +52,9 @@ def check_ops(names: Sequence[str], environ: Mapping[str, str]) -> None:
         sys.exit(done.returncode)  # it has said on stderr what is wrong
 
 
-def run_supervised(order: Order, run: RunDirectory, environ: Mapping[str, str]) -> Ending:
+def run_supervised(
+    order: Order, run: RunDirectory, environ: Mapping[str, str], *, beat: Beat | None = None
+) -> Ending:
     """Run the target to its end; the run directory then has everything but the record.
 
     Raises:
@@ -61,7 +63,7 @@ def run_supervised(order: Order, run: RunDirectory, environ: Mapping[str, str]) 
     shard = run.shard("supervisor")
     shard.write(_described(order, run))
     try:
-        ending = supervise(order.target, run.path, environ)
+        ending = supervise(order.target, run.path, environ, beat=beat)
     except LaunchError as error:
         shard.write(
             {"event": "exit", "exit_code": error.exit_code, "signal": None, "status": "failed", "wall_s": 0.0}

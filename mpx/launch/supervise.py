@@ -24,7 +24,7 @@ from typing import Literal, NoReturn
 from mpx.errors import LaunchError
 from mpx.launch.target import NOT_EXECUTABLE, NOT_FOUND, Target
 
-__all__ = ["Ending", "child_environment", "mirror", "replace", "supervise"]
+__all__ = ["Beat", "Ending", "child_environment", "mirror", "replace", "supervise"]
 
 Status = Literal["completed", "failed", "interrupted", "killed"]
 
@@ -64,6 +64,14 @@ class Ending:
         return "failed" if self.returncode else "completed"
 
 
+@dataclass(frozen=True)
+class Beat:
+    """Something to do every so many seconds while the target runs; what it raises is nobody's business."""
+
+    every_s: float
+    do: Callable[[], None]
+
+
 def child_environment(run_dir: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """Return `environ` with what makes every Python below follow the run; the same again if it is there already."""
     before = environ.get("PYTHONPATH")
@@ -72,7 +80,9 @@ def child_environment(run_dir: Path, environ: Mapping[str, str]) -> dict[str, st
     return {**environ, "MPX_RUN": str(run_dir.absolute()), "PYTHONPATH": os.pathsep.join([_BOOT, *entries])}
 
 
-def supervise(target: Target, run_dir: Path, environ: Mapping[str, str]) -> Ending:
+def supervise(
+    target: Target, run_dir: Path, environ: Mapping[str, str], *, beat: Beat | None = None
+) -> Ending:
     """Run the target and return how it ended.
 
     Signals that would end this process stay held back when it returns: `mirror` lets go of them.
@@ -96,8 +106,13 @@ def supervise(target: Target, run_dir: Path, environ: Mapping[str, str]) -> Endi
     except OSError as error:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         raise _cannot_start(target, error) from None
+    due = time.monotonic() + beat.every_s if beat else None
     while child.poll() is None:
-        number, for_us_alone = _next_signal(held | {signal.SIGCHLD})
+        if beat is not None and due is not None and time.monotonic() >= due:
+            due = time.monotonic() + beat.every_s
+            with suppress(Exception):
+                beat.do()
+        number, for_us_alone = _next_signal(held | {signal.SIGCHLD}, until=due)
         if number in held and for_us_alone:
             child.send_signal(number)
     return Ending(child.returncode, time.monotonic() - started)
@@ -153,12 +168,20 @@ def _prepare_child(held: set[signal.Signals], mask: set[signal.Signals | int]) -
     return prepare
 
 
-def _next_signal(numbers: set[signal.Signals]) -> tuple[int, bool]:
-    """Wait for a signal; return its number and whether it came to this process alone, as far as one can tell."""
+def _next_signal(numbers: set[signal.Signals], *, until: float | None) -> tuple[int, bool]:
+    """Wait for a signal; return its number and whether it came to this process alone, as far as one can tell.
+
+    At the time `until` the answer is 0, which is no signal; macOS cannot wait that way, and answers at the next one.
+    """
     if sys.platform == "darwin":
         number = signal.sigwait(numbers)
         return number, number not in _FROM_KEYBOARD
-    info = signal.sigwaitinfo(numbers)
+    if until is None:
+        info = signal.sigwaitinfo(numbers)
+    elif (waited := signal.sigtimedwait(numbers, max(0.0, until - time.monotonic()))) is None:
+        return 0, False
+    else:
+        info = waited
     # Above 0 the sender is the kernel, for a terminal, and the whole process group has it.
     return info.si_signo, info.si_code <= 0
 

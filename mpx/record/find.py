@@ -9,7 +9,7 @@ from pathlib import Path
 from mpx.errors import RecordError
 from mpx.record.directory import RunDirectory, is_run
 
-__all__ = ["find_run"]
+__all__ = ["all_runs", "all_runs_here", "find_run"]
 
 
 def find_run(run: str | Path | None, cwd: Path) -> RunDirectory:
@@ -42,7 +42,7 @@ def find_run(run: str | Path | None, cwd: Path) -> RunDirectory:
 
 
 def _by_name(name: str, cwd: Path) -> Path:
-    known = {path.name: path for runs in _runs_upward(cwd) for path in _all(runs)}
+    known = {path.name: path for path in all_runs_here(cwd)}
     matches = sorted(known[item] for item in known if item.startswith(name) or item.endswith(name))
     if len(matches) == 1:
         return matches[0]
@@ -67,7 +67,13 @@ def _runs_upward(cwd: Path) -> Iterator[Path]:
             return
 
 
-def _all(runs: Path) -> list[Path]:
+def all_runs_here(cwd: Path) -> list[Path]:
+    """Return the directories of all runs below `.mpx/runs` in `cwd` or above it."""
+    return [path for runs in _runs_upward(cwd) for path in all_runs(runs)]
+
+
+def all_runs(runs: Path) -> list[Path]:
+    """Return the run directories in one folder, by name."""
     if not runs.is_dir():
         return []
     return sorted(path for path in runs.iterdir() if not path.is_symlink() and is_run(path))
@@ -77,4 +83,4 @@ def _latest(runs: Path) -> Path | None:
     link = runs / "latest"
     if is_run(link):
         return link.resolve()
-    return max(_all(runs), key=lambda path: (path.stat().st_mtime, path.name), default=None)
+    return max(all_runs(runs), key=lambda path: (path.stat().st_mtime, path.name), default=None)
