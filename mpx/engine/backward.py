@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mpx.engine.gradients import Flags
     from mpx.engine.kernels import Report
     from mpx.engine.leaves import Leaves
+    from mpx.engine.ranks import Ranks
     from mpx.engine.running import Running, RunningPass
     from mpx.engine.scales import Scales
 
@@ -44,6 +45,7 @@ class Backward:
         leaves: Leaves,
         flags: Flags,
         running: Running,
+        ranks: Ranks,
         *,
         around: Callable[[], AbstractContextManager[Any]],
         judged: Callable[[Seen], None],
@@ -58,6 +60,7 @@ class Backward:
             leaves: Finds whose gradients a pass may fill.
             flags: Receives the leaves that overflowed.
             running: Holds the pass that the engine is at, for the hooks.
+            ranks: Says what the ranks that share gradients make of a pass together.
             around: Context for the engine's run: no autocast, working copies in place.
             judged: Told of each pass after its gradients are true again.
             report: Tells substitutions.
@@ -65,6 +68,7 @@ class Backward:
             skips: Whether overflowed gradients are kept from the weights at this level.
         """
         self._scales, self._leaves, self._flags, self._running = scales, leaves, flags, running
+        self._ranks = ranks
         self._around, self._judged, self._report = around, judged, report
         self._checks, self._skips = checks, skips
         self._true_losses: Callable[[Sequence[Tensor]], tuple[Tensor, ...]] | None = None
@@ -125,14 +129,21 @@ class Backward:
         earlier = Earlier(leaves, scale, set_aside=create_graph, flagged=flagged)
         with self._running.at(scale) as now:
             try:
-                with self._around():
+                with self._around(), self._ranks.in_pass():
                     run([seed * scale for seed in seeds] if scale != 1.0 else seeds)
             finally:  # also of a pass that fails: what it left must be true
-                added_to = earlier.added_to()
+                if self._ranks.vetoed:
+                    flagged = []  # what they said of earlier passes is in this one, on every rank
+                added_to = earlier.added_to() if flagged else []
                 finite = self._settle(leaves, losses, earlier, {id(leaf) for leaf in flagged}, now)
                 self._flags.raise_for(added_to)  # accumulation may have replaced the tensor that was flagged
+        shared = self._ranks.agree(site, leaves, now.bad, loss_finite=finite)
+        if shared is not None:
+            finite = shared.loss_finite
+            self._flags.lower(shared.alone)  # the others step, so this rank does: with zeros there
+            make_harmless_(leaf.grad for leaf in shared.alone if leaf.grad is not None)
         overflowed = () if added_to else tuple(now.overflowed)
-        self._judged(Seen(site, scale, losses, finite, overflowed, sticky=bool(added_to)))
+        self._judged(Seen(site, scale, losses, finite, overflowed, sticky=bool(added_to), shared=shared))
 
     def _presentable(self, scale: float) -> float:
         """Return the scale of a pass: 1 where torch is to raise at a NaN, which a search for the range makes."""
@@ -160,12 +171,15 @@ class Backward:
         flags = earlier.make_true(filled)
         answers = read([*flags, *non_finite_flags(losses)])
         if any(answers[: len(flags)]):
-            bad = non_finite(filled)
+            bad = now.bad = non_finite(filled)
             new = [leaf for leaf in bad if id(leaf) not in flagged]
             now.overflowed += new
             self._flags.raise_for(new)
             if self._skips:
-                make_harmless_(leaf.grad for leaf in bad if leaf.grad is not None)
+                stepped = self._leaves.stepped()
+                make_harmless_(
+                    leaf.grad for leaf in filled if leaf.grad is not None and id(leaf) not in stepped
+                )
         return not any(answers[len(flags) :])
 
     def wrap_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:

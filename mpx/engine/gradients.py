@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["Flags", "make_harmless_", "non_finite", "non_finite_flags", "read", "scale_", "unscale_"]
 
 COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-# The one element of an overflowed gradient that is not 0, so that the gradient can be told from one that the script has
-# zeroed. Clipping leaves something of it, its square is 0, and no weight of FP32 moves by it.
-TRACE = 1e-25
 
 
 def _values(grad: Tensor) -> Tensor:
@@ -33,12 +30,14 @@ def _values(grad: Tensor) -> Tensor:
 
 
 def _grouped(grads: Iterable[Tensor]) -> list[list[Tensor]]:
-    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+    groups: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
     for grad in grads:
         numbers = _values(grad).detach()
         if numbers.is_complex():
             numbers = torch.view_as_real(numbers)
-        groups[numbers.device, numbers.dtype].append(numbers)
+        # torch reduces the flags of DTensors over the mesh of the first, as its placements say
+        layout = getattr(numbers, "device_mesh", None), getattr(numbers, "placements", None)
+        groups[(numbers.device, numbers.dtype, *layout)].append(numbers)
     return list(groups.values())
 
 
@@ -101,18 +100,14 @@ def non_finite(leaves: Iterable[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def make_harmless_(grads: Iterable[Tensor]) -> None:
-    """Set overflowed gradients to 0, but for `TRACE`.
+    """Set overflowed gradients to 0: at the skip, or at once where no optimizer would skip them.
 
-    The infinities came with the loss scale, so the script must not meet them: an update by hand (`w -= lr * w.grad`),
-    the first step of SAM or a copied gradient would take them into the weights, a check of the norm would end the run.
+    An update by hand (`w -= lr * w.grad`) has no step that could be left out: with zeros it leaves itself out. What an
+    optimizer steps keeps its infinities until then: a script that looks for them to drop the batch must find them.
     """
     for grad in grads:
         numbers = _values(grad).detach()
-        numbers = getattr(numbers, "_local_tensor", numbers)  # of a DTensor
-        numbers.zero_()
-        if numbers.numel():
-            least = torch.finfo(numbers.dtype).smallest_normal
-            numbers[(0,) * numbers.dim()] = max(TRACE, least)
+        getattr(numbers, "_local_tensor", numbers).zero_()  # of a DTensor
 
 
 @dataclass(slots=True)
@@ -141,6 +136,11 @@ class Flags:
         for key in [key for key, flag in self._flags.items() if flag.leaf() is None]:
             del self._flags[key]
 
+    def lower(self, leaves: Iterable[Tensor]) -> None:
+        """Forget what is known of these leaves."""
+        for leaf in leaves:
+            self._flags.pop(id(leaf), None)
+
     def among(self, leaves: Iterable[Tensor]) -> list[Tensor]:
         """Return those of `leaves` whose gradient is flagged. Free while nothing overflows."""
         if not self._flags:
@@ -148,9 +148,11 @@ class Flags:
         return [leaf for leaf in leaves if self._alive(leaf)]
 
     def spend(self, leaves: Iterable[Tensor]) -> None:
-        """Note that a step was skipped for the flags of these leaves."""
+        """Note that a step was skipped for these leaves, and clear what overflowed: nothing may add to it."""
+        leaves = list(leaves)
         for leaf in leaves:
             self._flags[id(leaf)].spent = True
+        make_harmless_(leaf.grad for leaf in leaves if leaf.grad is not None)
 
     def begin_pass(self, leaves: Iterable[Tensor]) -> list[Tensor]:
         """Return those of `leaves` that are flagged, before a backward pass adds to them; forget spent flags."""
@@ -166,9 +168,9 @@ class Flags:
             return False
         grad = leaf.grad
         same = flag.leaf() is leaf and grad is not None and flag.grad() is grad
-        if (
-            same and grad is not None and bool(_values(grad).detach().count_nonzero().item())
-        ):  # NaN counts as nonzero
-            return True
+        if same and grad is not None:
+            zeroed = not bool(_values(grad).detach().count_nonzero().item())  # NaN counts as nonzero
+            if flag.spent or not zeroed:
+                return True
         del self._flags[id(leaf)]
         return False

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpx.engine.gradients import Flags
+    from mpx.engine.leaves import Leaves
     from mpx.engine.running import Running, RunningPass
 
 __all__ = ["Hooks"]
@@ -24,15 +25,16 @@ LOW = (torch.float16, torch.bfloat16)
 class Hooks:
     """Wraps the methods by which a script registers hooks on gradients."""
 
-    def __init__(self, running: Running, flags: Flags, *, skips: bool) -> None:
+    def __init__(self, running: Running, flags: Flags, leaves: Leaves, *, skips: bool) -> None:
         """Make the service.
 
         Args:
             running: Tells the scale of the pass inside which a hook fires.
             flags: Receives the leaves that overflowed.
+            leaves: Knows which of them an optimizer steps.
             skips: Whether overflowed gradients are kept from the weights at this level.
         """
-        self._running, self._flags, self._skips = running, flags, skips
+        self._running, self._flags, self._leaves, self._skips = running, flags, leaves, skips
 
     def wrap_register_hook(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return `Tensor.register_hook`: the hook receives the true gradient, and may return another or write into it.
@@ -92,7 +94,7 @@ class Hooks:
         if any(read(flags)):
             now.overflowed.append(leaf)
             self._flags.raise_for([leaf])
-            if self._skips:
+            if self._skips and id(leaf) not in self._leaves.stepped():
                 make_harmless_([grad])
 
 

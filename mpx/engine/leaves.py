@@ -92,6 +92,15 @@ class Leaves:
         """Remember an optimizer; its groups are read anew at each backward pass."""
         self._optimizers.add(optimizer)
 
+    def stepped(self) -> set[int]:
+        """Return the ids of the parameters that an optimizer steps."""
+        return {
+            id(p)
+            for optimizer in list(self._optimizers)
+            for group in optimizer.param_groups
+            for p in group["params"]
+        }
+
     def roots(self) -> list[nn.Module]:
         """Return the outermost modules that are alive, in the order of their first call."""
         return list(self._roots)

@@ -22,6 +22,7 @@ from mpx.engine.judge import Judge, say
 from mpx.engine.leaves import Leaves
 from mpx.engine.names import Names
 from mpx.engine.oprules import OpRules
+from mpx.engine.ranks import Ranks
 from mpx.engine.region import AS_THEY_ARE, Adoption, Region
 from mpx.engine.running import Running
 from mpx.engine.scales import Scales
@@ -69,7 +70,7 @@ class Session:
         self._emit, self._tick = emit, tick
         half = HALF[policy.dtype]
         self._casts = policy.cast_model_type != "float32"
-        rules = ModuleRules(policy)
+        rules = self._rules = ModuleRules(policy)
         converts = self._casts and policy.master_weights is False
         self._half_model = HalfModel(half, rules) if converts else None
         self._substitutions = Substitutions()
@@ -107,12 +108,16 @@ class Session:
         skips = self._casts and (
             policy.skip_nonfinite == "always" or (policy.skip_nonfinite == "auto" and self.scales.in_force)
         )
-        self.hooks: Hooks = Hooks(running, self._flags, skips=skips)
+        self.hooks: Hooks = Hooks(running, self._flags, self.leaves, skips=skips)
+        self.ranks: Ranks = Ranks(
+            skips=skips, export_state=self.scales.export_state, restore_state=self.scales.restore_state
+        )
         self.backward: Backward = Backward(
             self.scales,
             self.leaves,
             self._flags,
             running,
+            self.ranks,
             around=self._around_backward,
             judged=self._judged,
             report=tell,
@@ -197,6 +202,7 @@ class Session:
         parts: dict[str, Any] = {"scalers": self.scales.snapshot() if self.scales.in_force else []}
         parts |= self._audience.snapshot()
         parts["substitutions"] = self._substitutions.snapshot()
+        parts["shared_passes"] = self.ranks.passes
         parts["saw_script_amp"] = self._substitutions.told(
             "script-autocast", "script-gradscaler", "script-amp-kept"
         )
@@ -243,6 +249,8 @@ class Session:
 
     def _before_step(self, optimizer: Optimizer) -> None:
         self.leaves.saw_optimizer(optimizer)
+        for site, finite in self.ranks.left_alone(optimizer).items():
+            self.scales.judge(site, finite=finite)
         if self._working is not None:
             self._working.drop()
         if self._half_model is not None:
@@ -252,6 +260,12 @@ class Session:
         self._audience.tell("stepped", step)
         self._tick(urgent=step.skipped)
         self._budget.stepped(step)  # may end the script
+
+    def sharded(self, module: nn.Module) -> None:
+        """FSDP2 has taken over the parameters of a module: it makes the half copies."""
+        self.ranks.shards(module)
+        for part in module.modules():
+            self._rules.keep(part)
 
     def _stand_back(self) -> None:
         """The script's own mixed precision runs and is to be kept: count, and touch nothing."""

@@ -92,8 +92,8 @@ def test_only_the_optimizer_that_the_infinity_reached_skips(at_level, level, ove
 
 def test_a_scale_that_is_too_large_falls_until_it_fits(at_level, level):
     model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with at_level(level) as recorded:  # 2^16
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in range(8):
             optimizer.zero_grad()
             (10 * loss_of(model, step)).backward()
@@ -107,12 +107,12 @@ def test_a_scale_that_is_too_large_falls_until_it_fits(at_level, level):
 
 def test_stray_gradients_of_a_generator_do_not_skip_its_critic(at_level, level, overflow):
     generator, critic = network(1), nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
-    optimizers = {
-        "G": torch.optim.Adam(generator.parameters()),
-        "D": torch.optim.SGD(critic.parameters(), lr=0.1),
-    }
     skipped = []
     with at_level(level, SCALE) as recorded:
+        optimizers = {
+            "G": torch.optim.Adam(generator.parameters()),
+            "D": torch.optim.SGD(critic.parameters(), lr=0.1),
+        }
         for step in range(4):
             noise, real = torch.randn(6, 8), torch.randn(6, 4)
             optimizers["D"].zero_grad()
@@ -139,8 +139,8 @@ def test_stray_gradients_of_a_generator_do_not_skip_its_critic(at_level, level, 
 def test_an_overflow_in_a_window_skips_its_step_and_is_judged_once(at_level, level, overflow):
     model = network()
     model[0].weight.register_hook(overflow.hook)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with at_level(level, SCALE) as recorded:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for window, bad in enumerate([{2}, set(range(8)), set()]):
             optimizer.zero_grad()
             for micro in range(8):
@@ -170,8 +170,8 @@ def forget_by_replacement(parameter):
 def test_a_flag_dies_with_its_gradient(at_level, level, overflow, forget):
     model = network()
     model[0].weight.register_hook(overflow.hook)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with at_level(level, SCALE) as recorded:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         overflow.now = True
         loss_of(model, 0).backward()
         overflow.now = False
@@ -186,17 +186,16 @@ def test_a_flag_dies_with_its_gradient(at_level, level, overflow, forget):
     "clip",
     [
         lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1e-3),
-        lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True),
         lambda model: nn.utils.clip_grad_value_(model.parameters(), 1e-3),
         lambda model: [parameter.grad.mul_(1e-6) for parameter in model.parameters()],
     ],
-    ids=["norm", "norm or raise", "value", "by hand"],
+    ids=["norm", "value", "by hand"],
 )
 def test_a_flag_survives_clipping(at_level, level, overflow, clip):
     model = network()
     model[0].weight.register_hook(overflow.hook)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with at_level(level, SCALE) as recorded:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         overflow.now = True
         loss_of(model).backward()
         clip(model)
@@ -209,8 +208,8 @@ def test_a_flag_survives_clipping(at_level, level, overflow, clip):
 def test_a_script_that_never_zeroes_loses_one_step_and_not_all(at_level, level, overflow):
     model = network()
     model[0].weight.register_hook(overflow.hook)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with at_level(level, SCALE) as recorded:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         for step in range(4):
             overflow.now = step == 1
             loss_of(model, step).backward()
@@ -222,8 +221,8 @@ def test_a_script_that_never_zeroes_loses_one_step_and_not_all(at_level, level, 
 def test_a_step_that_is_tried_again_is_skipped_again(at_level, level, overflow):
     model = network()
     model[0].weight.register_hook(overflow.hook)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with at_level(level, SCALE) as recorded:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         overflow.now = True
         loss_of(model).backward()
         optimizer.step()
@@ -234,8 +233,8 @@ def test_a_step_that_is_tried_again_is_skipped_again(at_level, level, overflow):
 def test_a_parameter_of_two_optimizers_skips_both(at_level, level, overflow):
     model = network()
     model[0].weight.register_hook(overflow.hook)
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.Adam(model[0].parameters())]
     with at_level(level, SCALE) as recorded:
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.Adam(model[0].parameters())]
         overflow.now = True
         loss_of(model).backward()
         for optimizer in optimizers:
@@ -253,8 +252,19 @@ def test_an_update_by_hand_takes_no_infinity_into_the_weights(at_level, level, o
         for parameter in model.parameters():
             parameter.data.add_(parameter.grad, alpha=-0.1)
     moved = [not torch.equal(a, b) for a, b in zip(before, weights(model), strict=True)]
-    assert moved == [False, True, True, True]
+    assert moved == [False] * 4  # the update leaves itself out, as an optimizer's would be
     assert finite(weights(model))
+
+
+def test_a_script_that_looks_for_infinities_finds_them_in_what_an_optimizer_steps(at_level, level, overflow):
+    model = network()
+    model[0].weight.register_hook(overflow.hook)
+    with at_level(level, SCALE):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        overflow.now = True
+        loss_of(model).backward()
+        assert not torch.isfinite(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]))
+        del optimizer
 
 
 def test_a_scheduler_is_not_told_off(at_level, level, overflow):
