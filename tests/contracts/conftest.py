@@ -148,6 +148,29 @@ def all_of() -> Callable[[dict[Any, Future[Outcome]]], dict[Any, Outcome]]:
     return lambda started: {name: future.result() for name, future in started.items()}
 
 
+class Outcomes(Mapping[Any, Outcome]):
+    """What commands came to, by name. A command that only slow tests ask for is given as a function and starts then."""
+
+    def __init__(self, asked: Mapping[Any, Future[Outcome] | Callable[[], Future[Outcome]]]) -> None:
+        self._asked = asked
+
+    def __getitem__(self, name: Any) -> Outcome:
+        asked = self._asked[name]
+        return (asked if isinstance(asked, Future) else asked()).result()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._asked)
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+
+@pytest.fixture(scope="session")
+def as_asked() -> type[Outcomes]:
+    """Each outcome as soon as it is there, also of commands that start when they are asked for."""
+    return Outcomes
+
+
 @pytest.fixture(scope="session")
 def identical() -> Callable[[Any, Any], bool]:
     """Whether two checkpoints are the same: structure, types and every bit."""

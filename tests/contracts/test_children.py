@@ -1,12 +1,13 @@
 """Processes that a script starts: those that train are followed and counted, those that prepare data are left alone."""
 
 import re
+from functools import partial
 
 import pytest
 
 FAMILIES = [
-    pytest.param("fork", id="fork"),
     pytest.param("fork first", id="fork after training"),
+    pytest.param("fork", id="fork", marks=pytest.mark.slow),
     pytest.param("spawn", id="spawn", marks=pytest.mark.slow),
     pytest.param("forkserver first", id="forkserver after training", marks=pytest.mark.slow),
 ]
@@ -44,7 +45,8 @@ def test_a_process_that_does_nothing_leaves_nothing(family, words):
     run = family(words)
     assert "idle" in run.lines
     others = [process["forwards"] for process in run.record["processes"] if not process["trained"]]
-    assert sorted(others) == ([1] if "first" in words else [0, 1])  # the child that calls a model, and the script
+    # The child that calls a model; and the script, where it only starts others.
+    assert sorted(others) == ([1] if "first" in words else [0, 1])
     assert len(list((run.run / "events").iterdir())) == 1 + len(run.record["processes"])
 
 
@@ -55,13 +57,15 @@ def test_one_report_for_all(family):
 
 
 @pytest.fixture(scope="session")
-def loading(processes, all_of):
-    started = {"plain": processes.plain("workers.py")}
-    started |= {level: processes.mpx(f"-O {level}", "workers.py") for level in ("O1", "O2")}
-    return all_of(started)
+def loading(processes, as_asked):
+    asked = {"plain": processes.plain("workers.py"), "O1": processes.mpx("-O O1", "workers.py")}
+    return as_asked({**asked, "O2": partial(processes.mpx, "-O O2", "workers.py")})
 
 
-@pytest.mark.parametrize("level", ["O1", "O2"])
+levels = pytest.mark.parametrize("level", ["O1", pytest.param("O2", marks=pytest.mark.slow)])
+
+
+@levels
 def test_workers_of_a_data_loader_prepare_what_they_prepare_under_python(loading, level):
     assert loading[level].succeeded().lines == loading["plain"].succeeded().lines
     assert [line.split()[:2] for line in loading["plain"].lines] == [
@@ -69,7 +73,7 @@ def test_workers_of_a_data_loader_prepare_what_they_prepare_under_python(loading
     ]
 
 
-@pytest.mark.parametrize("level", ["O1", "O2"])
+@levels
 def test_workers_of_a_data_loader_leave_no_trace(loading, level):
     run = loading[level]
     (process,) = run.record["processes"]

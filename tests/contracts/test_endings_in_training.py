@@ -1,6 +1,7 @@
 """However training ends, what it had done until then is in the record, with the status of its end."""
 
 import signal
+from functools import partial
 
 import pytest
 
@@ -13,18 +14,25 @@ ENDINGS = {
     "SIGTERM": (-signal.SIGTERM, "killed", "SIGTERM", False),
     "SIGKILL": (-signal.SIGKILL, "killed", "SIGKILL", False),
 }
+SLOW = ("exit-3", "SIGTERM")  # much as one of the others
 AT_ONCE = "-O O1 --set flush_interval_s=0.001"
 
 
 @pytest.fixture(scope="session")
-def runs(processes, all_of):
-    started = {how: processes.mpx(AT_ONCE, "train_then_end.py", how) for how in ENDINGS}
-    started["plain"] = processes.plain("train_then_end.py", "exception")
-    started["killed at once"] = processes.mpx("-O O1", "train_then_end.py", "SIGKILL")
-    return all_of(started)
+def runs(processes, as_asked):
+    asked = {how: partial(processes.mpx, AT_ONCE, "train_then_end.py", how) for how in ENDINGS}
+    asked |= {how: start() for how, start in asked.items() if how not in SLOW}
+    asked["plain"] = processes.plain("train_then_end.py", "exception")
+    asked["killed at once"] = processes.mpx("-O O1", "train_then_end.py", "SIGKILL")
+    return as_asked(asked)
 
 
-@pytest.mark.parametrize("how", ENDINGS)
+every_ending = pytest.mark.parametrize(
+    "how", [pytest.param(how, marks=[pytest.mark.slow] if how in SLOW else []) for how in ENDINGS]
+)
+
+
+@every_ending
 def test_the_record_has_the_status_and_the_steps_until_then(runs, how):
     run, (code, status, number, cleanly) = runs[how], ENDINGS[how]
     record = run.record
@@ -44,7 +52,7 @@ def test_the_record_has_the_status_and_the_steps_until_then(runs, how):
     assert (process["trained"], process["ended"]) == (True, cleanly)
 
 
-@pytest.mark.parametrize("how", ENDINGS)
+@every_ending
 def test_the_report_stands_on_stderr_after_what_the_script_said(runs, how):
     run = runs[how]
     assert run.report
