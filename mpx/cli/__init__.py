@@ -25,6 +25,7 @@ _COMMANDS = {
     "diff": "Compare two runs.",
     "watch": "Watch a run while it goes on.",
     "runs": "List, show and delete runs.",
+    "export": "Write the series of a run for other tools.",
 }
 
 

@@ -18,7 +18,7 @@ from mpx.record.model import RunRecord
 __all__ = ["is_going_on", "remove_run", "size_of", "strangers"]
 
 # Everything that mpx ever writes into a run directory.
-_OURS = ("preset.json", "run.json", "events", "report.")
+_OURS = ("preset.json", "run.json", "events", "report.", "tensorboard")
 _MAY_STILL_START_S = 3600.0
 _MAY_STILL_GO_ON_S = 10.0
 
