@@ -129,7 +129,7 @@ class Backward:
         earlier = Earlier(leaves, scale, set_aside=create_graph, flagged=flagged)
         with self._running.at(scale) as now:
             try:
-                with self._around(), self._ranks.in_pass():
+                with self._around(), self._ranks.in_pass(leaves):
                     run([seed * scale for seed in seeds] if scale != 1.0 else seeds)
             finally:  # also of a pass that fails: what it left must be true
                 if self._ranks.vetoed:
@@ -137,7 +137,7 @@ class Backward:
                 added_to = earlier.added_to() if flagged else []
                 finite = self._settle(leaves, losses, earlier, {id(leaf) for leaf in flagged}, now)
                 self._flags.raise_for(added_to)  # accumulation may have replaced the tensor that was flagged
-        shared = self._ranks.agree(site, leaves, now.bad, loss_finite=finite)
+        shared = self._ranks.agree(site, now.bad, loss_finite=finite)
         if shared is not None:
             finite = shared.loss_finite
             self._flags.lower(shared.alone)  # the others step, so this rank does: with zeros there
@@ -169,9 +169,10 @@ class Backward:
         """
         filled = [leaf for leaf in leaves if has_grad(leaf)]
         flags = earlier.make_true(filled)
-        answers = read([*flags, *non_finite_flags(losses)])
+        flags, of_losses = self._ranks.together(flags, non_finite_flags(losses))
+        answers = read([*flags, *of_losses])
         if any(answers[: len(flags)]):
-            bad = now.bad = non_finite(filled)
+            bad = now.bad = self._ranks.bad(non_finite(filled))
             new = [leaf for leaf in bad if id(leaf) not in flagged]
             now.overflowed += new
             self._flags.raise_for(new)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,21 +23,24 @@ COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse
 
 
 def _values(grad: Tensor) -> Tensor:
-    """Return the tensor that holds a gradient's numbers: the values of a sparse one, whose layout must not change."""
+    """Return the tensor that holds a gradient's numbers: the values of a sparse one, whose layout must not change.
+
+    Of a DTensor it is this rank's shard. What concerns all of them is asked in `ranks`, at a time that they agree on.
+    """
+    if type(grad) is not Tensor:
+        grad = getattr(grad, "_local_tensor", grad)
     if grad.layout is torch.sparse_coo:
         return grad._values()
     return grad.values() if grad.layout in COMPRESSED else grad
 
 
 def _grouped(grads: Iterable[Tensor]) -> list[list[Tensor]]:
-    groups: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
     for grad in grads:
         numbers = _values(grad).detach()
         if numbers.is_complex():
             numbers = torch.view_as_real(numbers)
-        # torch reduces the flags of DTensors over the mesh of the first, as its placements say
-        layout = getattr(numbers, "device_mesh", None), getattr(numbers, "placements", None)
-        groups[(numbers.device, numbers.dtype, *layout)].append(numbers)
+        groups[numbers.device, numbers.dtype].append(numbers)
     return list(groups.values())
 
 
@@ -168,6 +171,8 @@ class Flags:
             return False
         grad = leaf.grad
         same = flag.leaf() is leaf and grad is not None and flag.grad() is grad
+        if same and hasattr(grad, "_local_tensor"):
+            return True  # its other shards may hold what is missing here
         if same and grad is not None:
             zeroed = not bool(_values(grad).detach().count_nonzero().item())  # NaN counts as nonzero
             if flag.spent or not zeroed:

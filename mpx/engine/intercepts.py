@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mpx.engine import sharding
 from mpx.engine.stepping import OURS, wrapped_classes
 
 if TYPE_CHECKING:
@@ -107,6 +108,22 @@ TABLE: tuple[Intercept, ...] = (
         "torch.amp.grad_scaler",
         "GradScaler.__init__",
         lambda s, original: s.script_amp.wrap_scaler_init(original),
+    ),
+    Intercept(
+        "torch.nn.parallel.distributed",
+        "DistributedDataParallel.forward",
+        lambda s, original: s.ranks.wrap_forward(original),
+    ),
+    Intercept(
+        "torch.nn.parallel.distributed",
+        "DistributedDataParallel._sync_final_model",
+        lambda s, original: s.ranks.wrap_sync_final_model(original),
+    ),
+    Intercept(
+        "torch.distributed.fsdp",
+        "fully_shard",
+        lambda s, original: sharding.wrap_fully_shard(original, s.policy, s.sharded, s.tell),
+        late=True,
     ),
     *(
         _scaler(name)

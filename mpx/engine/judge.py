@@ -71,7 +71,20 @@ class Judge:
             self._accept(seen, number)
         elif self._adjusts:
             self._mend(one, module)
+        if self._adjusts:
+            self._move_scale(one)
         return one
+
+    def _move_scale(self, one: Pass) -> None:
+        """Move the scale by what this pass says of it: to the ranks together, where they share gradients."""
+        seen = one.seen
+        if seen.sticky:
+            return
+        finite = (
+            {None: True, "backward_inf": False}.get(one.kind) if seen.shared is None else seen.shared.finite
+        )
+        if finite is not None:
+            self._scales.judge(seen.site, finite=finite, backward=one.number)
 
     def _accept(self, seen: Seen, number: int) -> None:
         self._watch.disarm(seen.site)
@@ -79,7 +92,6 @@ class Judge:
             return
         self._bad_in_a_row[seen.site] = 0
         if self._adjusts:
-            self._scales.judge(seen.site, finite=True, backward=number)
             self._statistics.accept()
 
     def _mend(self, one: Pass, module: nn.Module | None) -> None:
@@ -89,7 +101,6 @@ class Judge:
             text = f"running statistics of `{name}` put back after an overflowed forward pass"
             self._report(f"statistics:{name}", text)
         if one.kind == "backward_inf":
-            self._scales.judge(one.seen.site, finite=False, backward=one.number)
             return
         self._watch.arm(one.seen.site)
         after = self._policy.forward_overflow.float32_after

@@ -20,10 +20,12 @@ class RunningPass:
     Attributes:
         scale: What its gradients are multiplied by.
         overflowed: Leaves of which a hook saw it before the end: the hook may have used their gradients up.
+        bad: Leaves whose gradient was not finite at the end.
     """
 
     scale: float
     overflowed: list[Tensor] = field(default_factory=list)
+    bad: list[Tensor] = field(default_factory=list)
 
 
 class Running:

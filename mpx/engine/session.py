@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
+    from mpx.engine.kernels import Report
     from mpx.presets.policy import Policy
 
 __all__ = ["Session"]
@@ -66,7 +67,7 @@ class Session:
             emit: Writes one event of the record.
             tick: Called after each pass and step; writes a snapshot when one is due.
         """
-        self.policy = policy
+        self.policy: Policy = policy
         self._emit, self._tick = emit, tick
         half = HALF[policy.dtype]
         self._casts = policy.cast_model_type != "float32"
@@ -94,7 +95,8 @@ class Session:
         )
         self.functions: ScriptFunctions = ScriptFunctions(self.region)
         watch = ForwardWatch(self.region)
-        tell = self._substitutions.tell
+        self.tell: Report = self._substitutions.tell
+        tell = self.tell
         self._judge = Judge(
             policy,
             scales=self.scales,

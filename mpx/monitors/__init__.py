@@ -1,6 +1,6 @@
 """Monitors: each sees what the engine does, keeps a bounded account of it, and never raises into the script."""
 
-from mpx.monitors.base import Monitor, Pass, Seen, Step
+from mpx.monitors.base import Monitor, Pass, Seen, Shared, Step
 from mpx.monitors.coverage import Coverage
 from mpx.monitors.exponents import Exponents
 from mpx.monitors.losses import Losses
@@ -19,6 +19,7 @@ __all__ = [
     "PeakMemory",
     "Progress",
     "Seen",
+    "Shared",
     "Step",
     "Throughput",
 ]

@@ -11,7 +11,22 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-__all__ = ["Monitor", "Pass", "Seen", "Step"]
+__all__ = ["Monitor", "Pass", "Seen", "Shared", "Step"]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What ranks that share gradients make of a pass together.
+
+    Attributes:
+        finite: Whether the scale was low enough; None where the pass says nothing about that.
+        loss_finite: Whether every loss was.
+        alone: Leaves that overflowed here and are no other rank's.
+    """
+
+    finite: bool | None
+    loss_finite: bool
+    alone: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -26,6 +41,7 @@ class Seen:
         overflowed: Leaves whose gradients became infinite or NaN in this pass. Empty in a window that had overflowed
             before: the first overflow speaks for all.
         sticky: Whether the pass added to a gradient that had overflowed before.
+        shared: What the ranks that share gradients agreed on; None where this process trains for itself.
     """
 
     site: str
@@ -34,6 +50,7 @@ class Seen:
     loss_finite: bool
     overflowed: tuple[Tensor, ...] = ()
     sticky: bool = False
+    shared: Shared | None = None
 
     @cached_property
     def value(self) -> float | None:
