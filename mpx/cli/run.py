@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mpx.cli.policy_options import policy_options, resolve_from_options
+from mpx.cli.rank_options import rank_options, take_ranks
 from mpx.cli.verdicts import GATE_FAILED, Gates, read_gates, tell_github
 from mpx.errors import RecordError, UsageError
 from mpx.launch.placement import is_disabled, is_first_rank, outer_run, rank_key, require_same
@@ -60,6 +61,7 @@ class TargetCommand(click.Command):
     metavar="DIR",
     help="Where the record goes: a new or an empty folder.",
 )
+@rank_options
 @click.option(
     "--require-instrumented",
     is_flag=True,
@@ -104,7 +106,7 @@ def run(
     verbose: int,
     **choices: Any,
 ) -> None:
-    r"""Run TARGET in mixed precision, then report on stderr what the precision did.
+    """Run TARGET in mixed precision, then report on stderr what the precision did.
 
     TARGET is a Python script, a folder or zip with `__main__.py`, a module after -m, or any command after `--`:
     every Python below it is followed.
@@ -112,13 +114,15 @@ def run(
     \b
       mpx run --opt-level O1 train.py --epochs 3
       mpx run -O O2 --dtype bfloat16 -m pkg.train --lr 3e-4
+      mpx run -O O1 --nproc 2 train.py
       mpx run -O O1 -- torchrun --nproc-per-node 2 train.py
-    """
+    """  # noqa: D301 - click's own sign, the character
     if not target:
         raise UsageError(
             "there is nothing to run. Expected a script, `-m` and a module, or `--` and a command"
         )
     what = detect(target, module=module, after_dashes=after_dashes, as_kind=as_kind)
+    what = take_ranks(what, choices)
     wanted = _report_files(reports)
 
     def say(text: str) -> None:
