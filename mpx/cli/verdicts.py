@@ -13,8 +13,6 @@ from mpx.errors import Problem, UsageError
 from mpx.gates import Gate, GateError, parse_gate
 from mpx.record import RunDirectory, RunRecord, find_run
 from mpx.report import Options, render
-from mpx.report.gates import judge
-from mpx.report.github import workflow_commands
 
 __all__ = ["GATE_FAILED", "Gates", "gates_of_option", "read_gates", "tell_github"]
 
@@ -32,6 +30,10 @@ class Gates:
 
     def judged(self, record: RunRecord) -> RunRecord:
         """Return the record with the verdicts of these gates after those that it has."""
+        if not self.gates:
+            return record
+        from mpx.report.gates import judge
+
         verdicts = judge(self.gates, record, baselines=self.baselines, origin=self.origin)
         return replace(record, gates=[*record.gates, *verdicts])
 
@@ -78,6 +80,8 @@ def tell_github(
 
     Workflow commands are read from both streams; stdout is the script's.
     """
+    from mpx.report.github import workflow_commands
+
     if not quiet:
         for line in workflow_commands(record):
             click.echo(line, err=True)
