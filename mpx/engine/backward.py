@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._guards import TracingContext
 
 from mpx.engine.earlier import Earlier
-from mpx.engine.gradients import make_harmless_, non_finite, non_finite_flags, read
+from mpx.engine.gradients import clear_, non_finite, non_finite_flags, read
 from mpx.engine.leaves import has_grad
 from mpx.engine.scales import caller_site
 from mpx.monitors import Seen
@@ -141,7 +141,7 @@ class Backward:
         if shared is not None:
             finite = shared.loss_finite
             self._flags.lower(shared.alone)  # the others step, so this rank does: with zeros there
-            make_harmless_(leaf.grad for leaf in shared.alone if leaf.grad is not None)
+            clear_(leaf.grad for leaf in shared.alone)
         overflowed = () if added_to else tuple(now.overflowed)
         self._judged(Seen(site, scale, losses, finite, overflowed, sticky=bool(added_to), shared=shared))
 
@@ -175,12 +175,7 @@ class Backward:
             bad = now.bad = self._ranks.bad(non_finite(filled))
             new = [leaf for leaf in bad if id(leaf) not in flagged]
             now.overflowed += new
-            self._flags.raise_for(new)
-            if self._skips:
-                stepped = self._leaves.stepped()
-                make_harmless_(
-                    leaf.grad for leaf in filled if leaf.grad is not None and id(leaf) not in stepped
-                )
+            self._flags.expose(filled, new, self._leaves.stepped() if self._skips else None)
         return not any(answers[len(flags) :])
 
     def wrap_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["Flags", "make_harmless_", "non_finite", "non_finite_flags", "read", "scale_", "unscale_"]
+__all__ = ["Flags", "clear_", "non_finite", "non_finite_flags", "read", "scale_", "unscale_"]
 
 COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
@@ -102,21 +102,20 @@ def non_finite(leaves: Iterable[Tensor]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def make_harmless_(grads: Iterable[Tensor]) -> None:
-    """Set overflowed gradients to 0: at the skip, or at once where no optimizer would skip them.
-
-    An update by hand (`w -= lr * w.grad`) has no step that could be left out: with zeros it leaves itself out. What an
-    optimizer steps keeps its infinities until then: a script that looks for them to drop the batch must find them.
-    """
+def clear_(grads: Iterable[Tensor | None]) -> None:
+    """Set overflowed gradients to 0."""
     for grad in grads:
+        if grad is None:
+            continue
         numbers = _values(grad).detach()
-        getattr(numbers, "_local_tensor", numbers).zero_()  # of a DTensor
+        numbers.zero_()
 
 
 @dataclass(slots=True)
 class _Flag:
     leaf: weakref.ref[Tensor]
     grad: weakref.ref[Tensor]
+    cleared: bool = False  # by us: zeros are no sign that the script did it
     spent: bool = False
 
 
@@ -144,6 +143,28 @@ class Flags:
         for leaf in leaves:
             self._flags.pop(id(leaf), None)
 
+    def expose(
+        self, filled: Sequence[Tensor], overflowed: Sequence[Tensor], stepped: Mapping[int, bool] | None
+    ) -> None:
+        """Flag what overflowed, and leave its infinities to be found only where a step will be skipped for them.
+
+        Args:
+            filled: The leaves that have a gradient after the pass.
+            overflowed: Those of them that overflowed in it.
+            stepped: As of `Leaves.stepped`: where torch's own optimizers step, a script that looks for infinities to
+                drop the batch finds them; a class of the script's own gets zeros and is skipped; an update by hand
+                gets zeros everywhere and so leaves itself out. None where nothing is skipped.
+        """
+        if stepped is None:
+            self.raise_for(overflowed)
+            return
+        self.raise_for([leaf for leaf in overflowed if id(leaf) in stepped])
+        for leaf in overflowed:
+            if stepped.get(id(leaf)) is False:
+                self._flags[id(leaf)].cleared = True
+                clear_([leaf.grad])
+        clear_(leaf.grad for leaf in filled if id(leaf) not in stepped)
+
     def among(self, leaves: Iterable[Tensor]) -> list[Tensor]:
         """Return those of `leaves` whose gradient is flagged. Free while nothing overflows."""
         if not self._flags:
@@ -154,8 +175,8 @@ class Flags:
         """Note that a step was skipped for these leaves, and clear what overflowed: nothing may add to it."""
         leaves = list(leaves)
         for leaf in leaves:
-            self._flags[id(leaf)].spent = True
-        make_harmless_(leaf.grad for leaf in leaves if leaf.grad is not None)
+            self._flags[id(leaf)].cleared = self._flags[id(leaf)].spent = True
+        clear_(leaf.grad for leaf in leaves)
 
     def begin_pass(self, leaves: Iterable[Tensor]) -> list[Tensor]:
         """Return those of `leaves` that are flagged, before a backward pass adds to them; forget spent flags."""
@@ -175,7 +196,7 @@ class Flags:
             return True  # its other shards may hold what is missing here
         if same and grad is not None:
             zeroed = not bool(_values(grad).detach().count_nonzero().item())  # NaN counts as nonzero
-            if flag.spent or not zeroed:
+            if flag.cleared or not zeroed:
                 return True
         del self._flags[id(leaf)]
         return False

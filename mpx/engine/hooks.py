@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mpx.engine.gradients import make_harmless_, non_finite_flags, read, scale_, unscale_
+from mpx.engine.gradients import non_finite_flags, read, scale_, unscale_
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,9 +93,7 @@ class Hooks:
             flags = unscale_([grad], now.scale)
         if any(read(flags)):
             now.overflowed.append(leaf)
-            self._flags.raise_for([leaf])
-            if self._skips and id(leaf) not in self._leaves.stepped():
-                make_harmless_([grad])
+            self._flags.expose([leaf], [leaf], self._leaves.stepped() if self._skips else None)
 
 
 def _rescale(leaf: Tensor, grad: Tensor, scale: float) -> None:

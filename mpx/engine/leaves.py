@@ -92,14 +92,18 @@ class Leaves:
         """Remember an optimizer; its groups are read anew at each backward pass."""
         self._optimizers.add(optimizer)
 
-    def stepped(self) -> set[int]:
-        """Return the ids of the parameters that an optimizer steps."""
-        return {
-            id(p)
-            for optimizer in list(self._optimizers)
-            for group in optimizer.param_groups
-            for p in group["params"]
-        }
+    def stepped(self) -> dict[int, bool]:
+        """Return, by id, the parameters that an optimizer steps, and whether those are torch's own classes only.
+
+        A class of the script's may use gradients before its step, as the first step of SAM does.
+        """
+        found: dict[int, bool] = {}
+        for optimizer in list(self._optimizers):
+            own = type(optimizer).__module__.startswith("torch.optim")
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    found[id(parameter)] = found.get(id(parameter), True) and own
+        return found
 
     def roots(self) -> list[nn.Module]:
         """Return the outermost modules that are alive, in the order of their first call."""

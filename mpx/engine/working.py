@@ -120,7 +120,11 @@ class WorkingCopies:
         for module in parts:
             if module._parameters and not self._rules.keeps_float32(module):
                 for name, parameter in module._parameters.items():
-                    if parameter is not None and parameter.dtype is torch.float32 and not isinstance(parameter, UninitializedParameter):
+                    if (
+                        parameter is not None
+                        and parameter.dtype is torch.float32
+                        and not isinstance(parameter, UninitializedParameter)
+                    ):
                         yield module, name, parameter
 
     def _to_half(self, parameter: Tensor) -> Tensor:
