@@ -7,6 +7,7 @@ import os
 import sys
 import sysconfig
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,24 +42,32 @@ def caller_site() -> str:
     led there comes first: it is what tells one loss from another.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(INTERNAL):
+    while frame is not None and _internal(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:
         return "unknown"
     calling = frame
     while calling.f_back is not None and _installed(calling.f_code.co_filename):
         calling = calling.f_back
+    line = _line(frame.f_code.co_filename, frame.f_lineno)
     if calling is frame or _installed(calling.f_code.co_filename):
-        return _line(frame)
-    return f"{_line(calling)} ({_line(frame)})"
+        return line
+    return f"{_line(calling.f_code.co_filename, calling.f_lineno)} ({line})"
 
 
+@cache
+def _internal(path: str) -> bool:
+    return path.startswith(INTERNAL)
+
+
+@cache
 def _installed(path: str) -> bool:
     return path.startswith((*INTERNAL, STANDARD, "<frozen ")) or any(folder in path for folder in INSTALLED)
 
 
-def _line(frame: FrameType) -> str:
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+@lru_cache(maxsize=256)
+def _line(path: str, number: int) -> str:
+    return f"{Path(path).name}:{number}"
 
 
 @dataclass
