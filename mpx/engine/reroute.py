@@ -37,7 +37,7 @@ class _BackwardInFloat32(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         twice = torch.is_grad_enabled()  # a double backward: the gradient must depend on the saved inputs
         values, wanted = list(ctx.others), []
-        with torch.enable_grad():
+        with torch.enable_grad(), torch._C._DisableAutocast():  # the rule that led here would lead here again
             for i, saved in zip(ctx.tensor_at, ctx.saved_tensors, strict=True):
                 values[i] = _float(saved if twice else saved.detach())
                 if ctx.needs_input_grad[i + 2]:
@@ -45,7 +45,7 @@ class _BackwardInFloat32(torch.autograd.Function):
                     if not values[i].requires_grad:
                         values[i].requires_grad_()
             out = ctx.op(**dict(zip(ctx.names, values, strict=True)))
-        grads = torch.autograd.grad(out, [values[i] for i in wanted], grad.float(), create_graph=twice)
+            grads = torch.autograd.grad(out, [values[i] for i in wanted], grad.float(), create_graph=twice)
         saved_at = dict(zip(ctx.tensor_at, ctx.saved_tensors, strict=True))
         result: list[Any] = [None] * len(values)
         for i, gradient in zip(wanted, grads, strict=True):
@@ -68,7 +68,8 @@ class _ConvolutionWeightGradientInFloat32(torch.autograd.Function):
         # when a double backward is to follow, autograd differentiates the FP32 convolution
         gradients = _differentiable if torch.is_grad_enabled() else _kernels
         x, weight, bias = ctx.saved_tensors
-        return (*gradients(ctx, x, weight, bias, grad), *([None] * len(ctx.geometry)))
+        with torch._C._DisableAutocast():
+            return (*gradients(ctx, x, weight, bias, grad), *([None] * len(ctx.geometry)))
 
 
 def _kernels(

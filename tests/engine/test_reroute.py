@@ -1,0 +1,331 @@
+"""Ops computed in FP32 inside because their half kernel is slow give what that kernel gives, or better."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+HALF = torch.float16
+ULP = (
+    2.0**-10
+)  # of float16, relative; a sum in FP32 is off by far less, so a gradient is off by its last rounding
+ROUNDING = {"rtol": ULP, "atol": 1e-4}
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """One convolution: its function, the shapes of input and weight, and what else it is given."""
+
+    function: Any
+    x: tuple[int, ...]
+    weight: tuple[int, ...]
+    given: dict[str, Any] = field(default_factory=dict)
+    bias: bool = True
+
+    def inputs(self, dtype: torch.dtype) -> list[Tensor | None]:
+        """Return input, weight and bias; the same numbers in each type, all of which are half numbers."""
+        generator = torch.Generator().manual_seed(3)
+        transposed = "transpose" in self.function.__name__
+        width = self.weight[1] * self.given.get("groups", 1) if transposed else self.weight[0]
+        shapes = [self.x, self.weight, (width,) if self.bias else None]
+        return [None if s is None else torch.randn(s, generator=generator).to(HALF).to(dtype) for s in shapes]
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return self.function(x, weight, bias, **self.given)
+
+
+CONVOLUTIONS = {
+    "conv1d": Convolution(F.conv1d, (2, 3, 9), (4, 3, 3)),
+    "conv1d, same, even kernel": Convolution(F.conv1d, (2, 3, 9), (4, 3, 4), {"padding": "same"}),
+    "conv1d, unbatched": Convolution(F.conv1d, (3, 9), (4, 3, 3), {"padding": 1}),
+    "conv2d": Convolution(F.conv2d, (2, 3, 7, 6), (4, 3, 3, 2)),
+    "conv2d, no bias": Convolution(F.conv2d, (2, 3, 7, 6), (4, 3, 3, 3), bias=False),
+    "conv2d, stride": Convolution(F.conv2d, (2, 3, 7, 7), (4, 3, 3, 3), {"stride": (2, 1), "padding": 1}),
+    "conv2d, dilation": Convolution(F.conv2d, (2, 3, 9, 9), (4, 3, 3, 3), {"dilation": 2, "padding": (2, 1)}),
+    "conv2d, groups": Convolution(F.conv2d, (2, 4, 7, 7), (6, 2, 3, 3), {"groups": 2}),
+    "conv2d, depthwise": Convolution(F.conv2d, (2, 4, 7, 7), (4, 1, 3, 3), {"groups": 4, "padding": "same"}),
+    "conv2d, same": Convolution(F.conv2d, (2, 3, 7, 7), (4, 3, 3, 3), {"padding": "same"}),
+    "conv2d, same, even kernel, dilation": Convolution(
+        F.conv2d, (2, 3, 9, 8), (4, 3, 2, 4), {"padding": "same", "dilation": (3, 1)}
+    ),
+    "conv2d, valid": Convolution(F.conv2d, (2, 3, 7, 7), (4, 3, 2, 2), {"padding": "valid"}),
+    "conv2d, unbatched": Convolution(F.conv2d, (3, 7, 7), (4, 3, 3, 3), {"padding": 1}),
+    "conv3d": Convolution(F.conv3d, (2, 2, 4, 5, 6), (3, 2, 2, 3, 3), {"padding": 1}),
+    "conv3d, same": Convolution(F.conv3d, (1, 2, 4, 5, 6), (3, 2, 2, 3, 2), {"padding": "same"}),
+    "conv_transpose1d": Convolution(F.conv_transpose1d, (2, 3, 7), (3, 4, 3), {"stride": 2, "padding": 1}),
+    "conv_transpose2d": Convolution(F.conv_transpose2d, (2, 3, 5, 5), (3, 4, 3, 3)),
+    "conv_transpose2d, output_padding": Convolution(
+        F.conv_transpose2d, (2, 3, 5, 5), (3, 4, 3, 3), {"stride": 2, "padding": 1, "output_padding": 1}
+    ),
+    "conv_transpose2d, groups, dilation": Convolution(
+        F.conv_transpose2d, (2, 4, 5, 5), (4, 3, 3, 3), {"groups": 2, "dilation": 2}
+    ),
+    "conv_transpose2d, unbatched": Convolution(F.conv_transpose2d, (3, 5, 5), (3, 4, 3, 3)),
+    "conv_transpose3d": Convolution(F.conv_transpose3d, (1, 2, 3, 3, 3), (2, 3, 2, 2, 2)),
+}
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One call of scaled_dot_product_attention."""
+
+    given: dict[str, Any] = field(default_factory=dict)
+    q: tuple[int, ...] = (2, 4, 6, 8)
+    k: tuple[int, ...] = (2, 4, 6, 8)
+    v: tuple[int, ...] = (2, 4, 6, 8)
+    mask: str | None = None
+
+    def inputs(self, dtype: torch.dtype) -> list[Tensor | None]:
+        generator = torch.Generator().manual_seed(3)
+        q, k, v = (torch.randn(s, generator=generator).to(HALF).to(dtype) for s in (self.q, self.k, self.v))
+        if self.mask is None:
+            return [q, k, v]
+        mask = torch.randn(self.q[-2], self.k[-2], generator=generator).to(HALF)
+        return [q, k, v, mask > -1 if self.mask == "bool" else mask.to(dtype)]
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*inputs, **self.given)
+
+
+ATTENTIONS = {
+    "sdpa": Attention(),
+    "sdpa, causal": Attention({"is_causal": True}),
+    "sdpa, scale": Attention({"scale": 0.3}),
+    "sdpa, boolean mask": Attention(mask="bool"),
+    "sdpa, float mask": Attention(mask="float"),
+    "sdpa, other lengths": Attention(k=(2, 4, 9, 8), v=(2, 4, 9, 8)),
+    "sdpa, grouped queries": Attention({"enable_gqa": True}, k=(2, 2, 6, 8), v=(2, 2, 6, 8)),
+    "sdpa, three dimensions": Attention(q=(2, 6, 8), k=(2, 6, 8), v=(2, 6, 8)),
+}
+CASES: dict[str, Any] = CONVOLUTIONS | ATTENTIONS
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+
+
+def leaves(case: Any, inputs: list[Tensor | None]) -> list[Tensor]:
+    """Let what a model would train or pass on require gradients: not a mask."""
+    return [t.requires_grad_() for t in inputs[:3] if t is not None]
+
+
+def run(case: Any, dtype: torch.dtype, region: Any = None) -> tuple[Tensor, list[Tensor]]:
+    """Return the output of a case and the gradients of its inputs."""
+    inputs = case.inputs(dtype)
+    wanted = leaves(case, inputs)
+    with region or nullcontext():
+        out = case(*inputs)
+    seed = torch.randn(out.shape, generator=torch.Generator().manual_seed(5)).to(HALF)
+    return out, list(torch.autograd.grad(out, wanted, seed.to(out.dtype)))
+
+
+def op_of(case: Any) -> str:
+    return "scaled_dot_product_attention" if isinstance(case, Attention) else case.function.__name__
+
+
+@pytest.fixture
+def session(at_level):
+    """Return a context manager: a session without loss scaling, and a function that opens a region in it."""
+
+    @contextmanager
+    def enter(*settings, level="O1"):
+        with at_level(level, "loss_scale=1", *settings) as recorded:
+            yield recorded, lambda: recorded.session.region.autocast("cpu")
+
+    return enter
+
+
+def substituted(recorded: Any, case: Any) -> bool:
+    return any(row["id"].startswith(f"op:{op_of(case)}") for row in recorded.summary["substitutions"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_result_is_the_half_kernels_and_gradients_are_exact_up_to_their_last_rounding(name, session):
+    case = CASES[name]
+    with session() as (recorded, region):
+        out, grads = run(case, HALF, region())
+        assert substituted(recorded, case)
+        _, from_float32 = run(case, torch.float32, region())
+    plain_out, plain_grads = run(case, HALF)
+    assert torch.equal(out, plain_out)
+    _, exact = run(case, torch.float64)
+    for grad, plain, reference in zip(grads, plain_grads, exact, strict=True):
+        assert grad.dtype is HALF
+        assert grad.shape == plain.shape
+        torch.testing.assert_close(grad.double(), reference, **ROUNDING)
+        torch.testing.assert_close(grad, plain, rtol=8 * ULP, atol=8e-3)
+    for wide, grad in zip(from_float32, grads, strict=True):
+        assert wide.dtype is torch.float32  # of an FP32 input, through its cast
+        assert torch.equal(wide, grad.float())
+
+
+@pytest.mark.parametrize(
+    "name", ["conv2d", "conv2d, unbatched", "conv_transpose2d", "sdpa", "sdpa, float mask"]
+)
+def test_what_is_saved_for_the_backward_pass_is_half(name, session):
+    case, saved = CASES[name], []
+    inputs = case.inputs(HALF)
+    leaves(case, inputs)
+    keep = torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.dtype) or t, lambda t: t)
+    with session() as (recorded, region), region(), keep:
+        case(*inputs)
+        assert substituted(recorded, case)
+    assert set(saved) == {HALF}
+
+
+# torch itself cannot differentiate its fused attention twice; in three dimensions it takes another path
+@pytest.mark.parametrize("name", [*CONVOLUTIONS, "sdpa, three dimensions"])
+def test_a_double_backward_is_that_of_float32(name, session):
+    """A gradient penalty: the gradient of the squared size of the input's gradient."""
+    case = CASES[name]
+
+    def penalty(dtype: torch.dtype, region: Any = None) -> list[Tensor]:
+        inputs = case.inputs(dtype)
+        wanted = leaves(case, inputs)
+        with region or nullcontext():
+            out = case(*inputs)
+        (grad,) = torch.autograd.grad(out.float().square().sum() / out.numel(), wanted[0], create_graph=True)
+        grads = torch.autograd.grad(grad.float().square().sum(), wanted, allow_unused=True)
+        return [torch.zeros_like(t) if g is None else g for t, g in zip(wanted, grads, strict=True)]
+
+    with session() as (_, region):
+        ours = penalty(HALF, region())
+    for grad, expected in zip(ours, penalty(torch.float32), strict=True):
+        assert float((grad.float() - expected).norm() / expected.norm().clamp_min(1e-3)) < 1e-2
+
+
+def test_the_weights_of_a_frozen_layer_need_no_reroute(session):
+    case = CONVOLUTIONS["conv2d"]
+    x, weight, bias = case.inputs(HALF)
+    with session() as (recorded, region):
+        with region():
+            out = case(x.requires_grad_(), weight, bias.requires_grad_())
+        assert not substituted(recorded, case)
+    assert out.requires_grad
+
+
+@pytest.mark.parametrize(("name", "only"), [("conv2d", 1), ("conv2d, no bias", 1), ("sdpa", 0), ("sdpa", 2)])
+def test_only_what_requires_a_gradient_gets_one(name, only, session):
+    case = CASES[name]
+    inputs = case.inputs(HALF)
+    inputs[only].requires_grad_()
+    with session() as (recorded, region):
+        with region():
+            out = case(*inputs)
+        out.float().sum().backward()
+        assert substituted(recorded, case)
+    assert [t is not None and t.grad is not None for t in inputs] == [i == only for i in range(len(inputs))]
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", ["conv2d", "sdpa"])
+def test_inference_needs_no_reroute(name, context, session):
+    case = CASES[name]
+    with session() as (recorded, region), context():
+        with region():
+            out = case(*case.inputs(torch.float32))
+        assert out.dtype is HALF
+        assert not substituted(recorded, case)
+
+
+@pytest.mark.parametrize("given", ["dropout", "trained mask"])
+def test_attention_with_dropout_or_a_trained_mask_is_left_to_torch(given, session):
+    case = Attention({"dropout_p": 0.5}) if given == "dropout" else Attention(mask="float")
+    inputs = case.inputs(HALF)
+    wanted = [t.requires_grad_() for t in inputs]
+
+    def attend(region: Any = None) -> list[Tensor]:
+        torch.manual_seed(0)
+        with region or nullcontext():
+            out = case(*inputs)
+        return [out, *torch.autograd.grad(out.float().sum(), wanted)]
+
+    plain = attend()
+    with session() as (recorded, region):
+        ours = attend(region())
+        assert not substituted(recorded, case)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(ours, plain, strict=True))
+
+
+@pytest.mark.parametrize("name", ["conv2d", "sdpa"])
+def test_no_kernel_is_slow_enough_for_a_preset_that_says_so(name, session):
+    with session("slow_kernel_ratio=1e9") as (recorded, region):
+        out, _ = run(CASES[name], HALF, region())
+        assert not substituted(recorded, CASES[name])
+    assert out.dtype is HALF
+
+
+def test_the_substitution_names_direction_type_and_device(session):
+    with session() as (recorded, region):
+        for name in ("conv2d", "sdpa"):
+            run(CASES[name], HALF, region())
+        texts = {row["id"]: row["text"] for row in recorded.summary["substitutions"]}
+    assert texts["op:conv2d"] == "conv2d: slow float16 kernel on this cpu, weight gradient computed in FP32"
+    sdpa = "scaled_dot_product_attention"
+    assert texts[f"op:{sdpa}"] == f"{sdpa}: slow float16 kernel on this cpu, backward computed in FP32"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:There is a performance drop")
+@pytest.mark.parametrize(
+    "name", ["conv2d", "conv1d, same, even kernel", "conv_transpose2d", "sdpa", "sdpa, causal"]
+)
+def test_transforms_of_torch_func_go_through(name, session):
+    case = CASES[name]
+    x, *others = case.inputs(HALF)
+
+    def loss(x: Tensor) -> Tensor:
+        return case(x, *others).float().square().mean()
+
+    (reference,) = torch.autograd.grad(loss(x.requires_grad_()), x)
+    x = x.detach()
+    with session() as (_, region), region():
+        of_one = torch.func.grad(loss)(x)
+        of_batch = torch.func.vmap(torch.func.grad(loss))(torch.stack([x, x]))[1]
+    torch.testing.assert_close(of_one, reference, rtol=8 * ULP, atol=1e-3)
+    torch.testing.assert_close(of_batch, reference, rtol=8 * ULP, atol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_forward_mode_differentiation_goes_through(session):
+    x, *others = CONVOLUTIONS["conv2d"].inputs(HALF)
+
+    def loss(x: Tensor) -> Tensor:
+        return CONVOLUTIONS["conv2d"](x, *others).float().square().mean()
+
+    (gradient,) = torch.autograd.grad(loss(x.requires_grad_()), x)
+    x = x.detach()
+    with session() as (_, region), region():
+        _, derivative = torch.func.jvp(loss, (x,), (x,))
+    torch.testing.assert_close(derivative, (gradient.float() * x.float()).sum(), rtol=2e-2, atol=0)
+
+
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_a_small_network_trains_at_every_level_as_in_float32(level, at_level):
+    def network() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.ConvTranspose2d(4, 2, 2, 2), nn.Flatten(), nn.Linear(128, 1)
+        )  # fmt: skip
+
+    def losses(model: nn.Module) -> list[float]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        x, y = (
+            torch.randn(8, 1, 4, 4, generator=torch.Generator().manual_seed(1)),
+            torch.linspace(-1, 1, 8)[:, None],
+        )
+        found = []
+        for _ in range(10):
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        return found
+
+    reference = losses(network())
+    with at_level(level, "loss_scale.init=256"):
+        assert losses(network()) == pytest.approx(reference, rel=2e-2)
+    assert reference[-1] < reference[0] / 2
