@@ -168,14 +168,15 @@ class Backward:
         Waits for an accelerator, once.
         """
         filled = [leaf for leaf in leaves if has_grad(leaf)]
-        flags = earlier.make_true(filled)
+        flags = earlier.make_true(filled, now.replaced)
         flags, of_losses = self._ranks.together(flags, non_finite_flags(losses))
         answers = read([*flags, *of_losses])
         if any(answers[: len(flags)]):
             bad = now.bad = self._ranks.bad(non_finite(filled))
             new = [leaf for leaf in bad if id(leaf) not in flagged]
             now.overflowed += new
-            self._flags.expose(filled, new, self._leaves.stepped() if self._skips else None)
+            if new:  # and not what an open window keeps
+                self._flags.expose(filled, new, self._leaves.stepped() if self._skips else None)
         return not any(answers[len(flags) :])
 
     def wrap_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -57,8 +57,13 @@ class Earlier:
             if leaf.grad is not None and (leaf.grad is not grad or grad._version != version)
         ]
 
-    def make_true(self, filled: Iterable[Tensor]) -> list[Tensor]:
-        """Unscale the gradients of the leaves that have one, add what was set aside, and return flags for `read`."""
+    def make_true(self, filled: Iterable[Tensor], done: Iterable[Tensor] = ()) -> list[Tensor]:
+        """Unscale the gradients of the leaves that have one, add what was set aside, and return flags for `read`.
+
+        Args:
+            filled: The leaves that have a gradient after the pass.
+            done: Gradients of before that are true already.
+        """
         if self._differentiable:
             for leaf in filled:
                 if leaf.grad is not None and self._scale != 1.0:
@@ -67,7 +72,8 @@ class Earlier:
         else:
             grads = {id(leaf.grad): leaf.grad for leaf in filled if leaf.grad is not None}
             # a hook or a change of layout may have put another tensor in the place of one that was scaled
-            grads.update((id(grad), grad) for _, grad in self._scaled)
+            true = {id(grad) for grad in done}
+            grads.update((id(grad), grad) for _, grad in self._scaled if id(grad) not in true)
             flags = unscale_(grads.values(), self._scale)
         for leaf, grad in self._aside:
             with torch.enable_grad():

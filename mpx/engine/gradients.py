@@ -6,6 +6,7 @@ all flags of a pass together: one synchronisation.
 
 from __future__ import annotations
 
+import cmath
 import weakref
 from collections import defaultdict
 from dataclasses import dataclass
@@ -72,7 +73,17 @@ def unscale_(grads: Iterable[Tensor], scale: float) -> list[Tensor]:
 @torch.no_grad()
 def non_finite_flags(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Return a flag for each tensor, for `read`; changes nothing."""
-    return [_flag(torch.isfinite(_values(tensor).detach())) for tensor in tensors]
+    return [
+        _number_flag(tensor)
+        if tensor.dim() == 0 and tensor.device.type == "cpu"
+        else _flag(torch.isfinite(_values(tensor).detach()))
+        for tensor in tensors
+    ]
+
+
+def _number_flag(number: Tensor) -> Tensor:
+    """Return the flag of a loss in host memory: a sixth of what three operations on it take."""
+    return torch.tensor(float(not cmath.isfinite(number.item())))
 
 
 def _flag(finite: Tensor) -> Tensor:
@@ -192,6 +203,9 @@ class Flags:
             return False
         grad = leaf.grad
         same = flag.leaf() is leaf and grad is not None and flag.grad() is grad
+        if not same and flag.leaf() is leaf and non_finite([leaf]):
+            self.raise_for([leaf])  # replaced by what was made of it (`p.grad = p.grad * 0.5`)
+            return True
         if same and hasattr(grad, "_local_tensor"):
             return True  # its other shards may hold what is missing here
         if same and grad is not None:

@@ -75,8 +75,10 @@ class Hooks:
                 now = self._running.latest
                 if now is None or leaf.grad is None:
                     return hook(leaf)
-                self._make_true(leaf, leaf.grad, now)
+                true = self._make_true(leaf, leaf.grad, now)
                 returned = hook(leaf)
+                if leaf.grad is not true:
+                    now.replaced.append(true)
                 if leaf.grad is not None and now.scale != 1.0:
                     _rescale(leaf, leaf.grad, now.scale)
                 return returned  # None, or torch says that it should be
@@ -85,7 +87,7 @@ class Hooks:
 
         return register_post_accumulate_grad_hook
 
-    def _make_true(self, leaf: Tensor, grad: Tensor, now: RunningPass) -> None:
+    def _make_true(self, leaf: Tensor, grad: Tensor, now: RunningPass) -> Tensor:
         if grad.requires_grad:  # by `create_graph`: its graph must not notice
             leaf.grad = grad = grad * (1.0 / now.scale)
             flags = non_finite_flags([grad])
@@ -94,6 +96,7 @@ class Hooks:
         if any(read(flags)):
             now.overflowed.append(leaf)
             self._flags.expose([leaf], [leaf], self._leaves.stepped() if self._skips else None)
+        return grad
 
 
 def _rescale(leaf: Tensor, grad: Tensor, scale: float) -> None:

@@ -20,11 +20,13 @@ class RunningPass:
     Attributes:
         scale: What its gradients are multiplied by.
         overflowed: Leaves of which a hook saw it before the end: the hook may have used their gradients up.
+        replaced: Gradients that a hook saw, true, and then put away: nobody is to make them true again.
         bad: Leaves whose gradient was not finite at the end.
     """
 
     scale: float
     overflowed: list[Tensor] = field(default_factory=list)
+    replaced: list[Tensor] = field(default_factory=list)
     bad: list[Tensor] = field(default_factory=list)
 
 

@@ -219,6 +219,18 @@ def accumulation_onto_gradients_with_graphs():
     return earlier + seen
 
 
+@case
+def gradients_that_the_script_holds_while_they_are_replaced():
+    """Torch puts another tensor in the place of one onto which it accumulates with a graph."""
+    model = perceptron()
+    loss_of(model, 1).backward()
+    held = grads_of(model)
+    loss_of(model, 2).backward(create_graph=True)
+    seen = [grad.detach() for grad in grads_of(model)]
+    model.zero_grad()
+    return [*held, *seen]
+
+
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])
 @pytest.mark.parametrize("level", LEVELS)
 def test_gradients_are_those_of_float32_within_the_rounding_of_half(far_from_float32, level, half):

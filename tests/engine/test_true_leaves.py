@@ -41,6 +41,10 @@ def write_three_times(grad):
     grad.mul_(3)
 
 
+def forget(parameter):
+    parameter.grad = None
+
+
 def double(parameter):
     parameter.grad.mul_(2)
 
@@ -92,6 +96,19 @@ def hooks_after_accumulation():
     for seed in range(2):
         loss_of(model, seed).backward()
     return [*(grad for grads in seen.values() for grad in grads), *grads_of(model)]
+
+
+@case
+def gradients_that_a_hook_puts_away():
+    """The script holds the tensors, onto which the second pass accumulates before the hook sees them."""
+    model = perceptron()
+    loss_of(model, 1).backward()
+    held = grads_of(model)
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(forget)
+    loss_of(model, 2).backward()
+    assert all(grad is None for grad in grads_of(model))
+    return held
 
 
 @case
