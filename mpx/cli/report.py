@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from mpx.cli.verdicts import GATE_FAILED, gates_of_option
-from mpx.record import find_run
+from mpx.record import RunDirectory, find_run
+from mpx.record.combine import combine
 from mpx.report import FORMATS, Options, render, with_findings
 from mpx.report.files import ReportFile, format_of, write_report
 
@@ -47,6 +48,14 @@ def _print_schema(ctx: click.Context, param: click.Parameter, value: Any) -> Non
     multiple=True,
     help=f"Exit with {GATE_FAILED} when this is true of the run: `overflow_rate>5%`; repeatable.",
 )
+@click.option(
+    "--combine",
+    "nodes",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    multiple=True,
+    help="Count the run in DIR too: that of another node of the same job; repeatable.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="One line.")
 @click.option("-v", "--verbose", is_flag=True, help="The whole report, with tables.")
 @click.option(
@@ -63,19 +72,24 @@ def report(
     format_name: str | None,
     output: Path | None,
     fail_on: tuple[str, ...],
+    nodes: tuple[Path, ...],
     quiet: bool,
     verbose: bool,
 ) -> None:
     """Report what the precision did in RUN.
 
     RUN is a run directory or a part of its name; without it, the latest run here. The report is made anew from what
-    the processes left, so it works while a run goes on, and after one that was killed.
+    the processes left, so it works while a run goes on, and after one that was killed. --combine makes one report of
+    the runs of several nodes.
     """
     if quiet and verbose:
         raise click.UsageError("`--quiet` and `--verbose` contradict each other. Expected one of them")
-    directory = find_run(run, Path.cwd())
+    others = [RunDirectory.open(path) for path in nodes]
+    if nodes and run is not None:
+        others.insert(0, find_run(run, Path.cwd()))
+    directory = others[0] if others else find_run(run, Path.cwd())
     gates = gates_of_option(fail_on, Path.cwd())
-    record = with_findings(gates.judged(directory.record()))
+    record = with_findings(gates.judged(combine(others) if len(others) > 1 else directory.record()))
     asked = record.gates[len(record.gates) - len(gates.gates) :]
     verbosity = -1 if quiet else int(verbose)
     options = Options.for_stream(sys.stdout, os.environ, verbosity=verbosity, run_path=directory.path)

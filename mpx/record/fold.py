@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from mpx.errors import RecordError
-from mpx.record import codec
+from mpx.record import codec, ranks
 from mpx.record.model import Process, RunRecord, Snapshot
 from mpx.record.parts import (
     Coverage,
@@ -29,6 +29,7 @@ __all__ = ["fold"]
 T = TypeVar("T")
 
 _HALF = frozenset({"float16", "bfloat16"})
+RECORDED = 2000  # overflows in a record
 
 
 @dataclass
@@ -56,8 +57,12 @@ def fold(events: Iterable[Event]) -> RunRecord:
     ending: Event = {}
     verdicts: Any = []
     notices: list[str] = []
+    failed: list[Event] = []
     logs: dict[str, _Log] = {}
-    for event in retain(events):
+    kept = retain(events)
+    numbers = [_whole(event.get("rank")) for event in kept if event.get("event") == "start"]
+    lowest = min((number for number in numbers if number is not None), default=None)
+    for event in kept:
         kind = event.get("event")
         if kind == "run":
             run = event
@@ -67,13 +72,20 @@ def fold(events: Iterable[Event]) -> RunRecord:
             ending = event
         elif kind == "gates":
             verdicts = event.get("verdicts")
+        elif kind == "failure":
+            failed.append(event)
         elif kind == "skipped":
             notices.append(str(event.get("text", "")))
         else:
             process = str(event.get("process", ""))
-            _take(logs.setdefault(process, _Log(process)), event)
+            _take(logs.setdefault(process, _Log(process)), event, lowest)
     ordered = sorted(logs.values(), key=lambda log: (_number(log.start.get("t")) or 0.0, log.process))
-    processes = [_process(log) for log in ordered if log.process]
+    known = ranks.failures(failed)
+    processes = [_process(log, known) for log in ordered if log.process]
+    of_ranks = [
+        ranks.RankLog(process, log.last, log.overflows)
+        for process, log in zip(processes, (log for log in ordered if log.process), strict=True)
+    ]
     record = _totals(ordered)
     head = processes[0] if processes else None
     lead = next((item for item in processes if item.trained), head)
@@ -98,6 +110,9 @@ def fold(events: Iterable[Event]) -> RunRecord:
         wall_s=_number(ending.get("wall_s")),
         ended_t=_number(ending.get("t")),
         processes=processes,
+        ranks=ranks.rank_rows(of_ranks),
+        overflowing=ranks.overflowing_modules(of_ranks),
+        desyncs=ranks.desyncs(of_ranks),
         stopped=min((log.stopped for log in ordered if log.stopped), key=lambda stop: stop.t, default=None),
         gates=_verdicts(verdicts),
         faults=faults,
@@ -105,7 +120,7 @@ def fold(events: Iterable[Event]) -> RunRecord:
     )
 
 
-def _take(log: _Log, event: Event) -> None:
+def _take(log: _Log, event: Event, lowest: int | None) -> None:
     def misfit(error: RecordError) -> None:
         log.faults.append(Fault("record", f"event `{event.get('event')}`: {error}", process=log.process))
 
@@ -115,6 +130,8 @@ def _take(log: _Log, event: Event) -> None:
         if kind == "start":
             log.start = event
         elif kind == "snapshot":
+            if _whole(log.start.get("rank")) not in (None, lowest):
+                event = ranks.without_histories(event)
             log.last = codec.from_json(Snapshot, event, on_error=misfit)
         elif kind == "overflow":
             log.overflows.append(codec.from_json(Overflow, event, on_error=misfit))
@@ -128,15 +145,18 @@ def _take(log: _Log, event: Event) -> None:
         misfit(error)
 
 
-def _process(log: _Log) -> Process:
+def _process(log: _Log, failed: Mapping[tuple[str, int], Mapping[str, Any]]) -> Process:
     start, last = log.start, log.last
     described = {**start, "process": log.process}
     try:
         process = codec.from_json(Process, described, on_error=lambda _: None)
     except RecordError:
         process = Process(log.process)
+    failure = failed.get((process.host, process.pid), {})
     return replace(
         process,
+        exit_code=_whole(failure.get("exit_code")),
+        signal=_text(failure.get("signal")),
         started_t=_number(start.get("t")),
         last_t=log.last_t,
         ended=log.ended,
@@ -154,8 +174,8 @@ def _leading(logs: Sequence[_Log]) -> list[_Log]:
     take the same steps), with its restarts; processes without a rank are runs of their own and add up.
     """
     active = [log for log in logs if log.last.trained] or [log for log in logs if log.last.active]
-    ranks = [rank for log in active if (rank := _whole(log.start.get("rank"))) is not None]
-    lowest = min(ranks, default=None)
+    numbers = [rank for log in active if (rank := _whole(log.start.get("rank"))) is not None]
+    lowest = min(numbers, default=None)
     return [log for log in active if _whole(log.start.get("rank")) in (None, lowest)] or list(logs)
 
 
@@ -207,7 +227,15 @@ def _overflows(logs: Sequence[_Log]) -> list[Overflow]:
         for log in logs
         for overflow in log.overflows
     ]
-    return sorted(found, key=lambda overflow: (overflow.t, overflow.process, overflow.backward))
+    found.sort(key=lambda overflow: (overflow.t, overflow.process, overflow.backward))
+    if (
+        len(found) > RECORDED
+    ):  # of very many ranks: all of those whose counts are the run's, and the first of the others
+        own = {log.process for log in _leading(logs)}
+        others = [overflow for overflow in found if overflow.process not in own]
+        allowed = {id(overflow) for overflow in others[:RECORDED]}
+        found = [overflow for overflow in found if overflow.process in own or id(overflow) in allowed]
+    return found
 
 
 def _memory(logs: Sequence[_Log]) -> Memory | None:

@@ -9,6 +9,7 @@ from mpx.errors import RecordError
 from mpx.record import codec
 from mpx.record.parts import (
     Coverage,
+    Desync,
     Device,
     Fault,
     Finding,
@@ -18,6 +19,7 @@ from mpx.record.parts import (
     OptimizerSteps,
     Overflow,
     OverflowCounts,
+    Rank,
     Scaler,
     Steps,
     Stop,
@@ -49,6 +51,8 @@ class Process:
     started_t: float | None = None
     last_t: float | None = None
     ended: bool = False
+    exit_code: int | None = None
+    signal: str | None = None
     trained: bool = False
     forwards: int = 0
     backwards: int = 0
@@ -75,6 +79,7 @@ class Snapshot:
     substitutions: list[Substitution] = field(default_factory=list)
     longest_skip_run: int = 0
     saw_script_amp: bool = False
+    shared_passes: int = 0
 
     @property
     def trained(self) -> bool:
@@ -116,6 +121,9 @@ class RunRecord:
     wall_s: float | None = None
     ended_t: float | None = None
     processes: list[Process] = field(default_factory=list)
+    ranks: list[Rank] = field(default_factory=list)
+    overflowing: dict[str, list[int]] = field(default_factory=dict)
+    desyncs: list[Desync] = field(default_factory=list)
     forwards: int = 0
     backwards: int = 0
     steps: Steps = field(default_factory=Steps)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 __all__ = [
     "Coverage",
+    "Desync",
     "Device",
     "Exponents",
     "Fault",
@@ -21,6 +22,7 @@ __all__ = [
     "OptimizerSteps",
     "Overflow",
     "OverflowCounts",
+    "Rank",
     "Scaler",
     "StepTime",
     "Steps",
@@ -173,6 +175,41 @@ class Gradients:
     zeros: float = 0.0
     underflow: Underflow | None = None
     scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank in one attempt (torchrun's restarts). `shared_passes`: those judged together with other ranks.
+
+    `exit_code` and `signal` are what its launcher said when it failed; the ranks that were ended for it have neither.
+    """
+
+    rank: int = 0
+    attempt: int = 0
+    process: str = ""
+    host: str = ""
+    pid: int = 0
+    backwards: int = 0
+    steps: Steps = field(default_factory=Steps)
+    shared_passes: int = 0
+    step_ms: StepTime | None = None
+    peak_bytes: int | None = None
+    scales: dict[str, float] = field(default_factory=dict)
+    overflows: int = 0
+    ended: bool = False
+    last_t: float | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+
+
+@dataclass(frozen=True)
+class Desync:
+    """Ranks that share gradients had other loss scales, first after pass `backward`: `scales` by rank."""
+
+    site: str
+    backward: int = 0
+    attempt: int = 0
+    scales: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What a record means, in sentences that say whether it is normal. A module here enters its checks on import."""
 
-from mpx.report.checks import ending, instrumentation, limits, scale, values, weights
+from mpx.report.checks import ending, instrumentation, limits, ranks, scale, values, weights
 from mpx.report.checks.registry import CHECKS, SEVERITIES, check, findings, with_findings
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "findings",
     "instrumentation",
     "limits",
+    "ranks",
     "scale",
     "values",
     "weights",

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from mpx.record.model import RunRecord
+from mpx.record.parts import Rank
 from mpx.report import wording
 from mpx.report.formats.options import Options
 from mpx.report.wording import amount, printable
@@ -171,6 +172,39 @@ def processes(record: RunRecord) -> Iterator[Table]:
     yield "processes that imported torch", [head, *rows]
 
 
+def ranks(record: RunRecord) -> Iterator[Table]:
+    """Yield what each rank did, and which of them overflowed where."""
+    if len(record.ranks) < 2:
+        return
+    attempts = len({item.attempt for item in record.ranks}) > 1
+    head = ("rank", "host", "steps", "skipped", "ms a step", "95 %", "peak memory", "loss scale", "ended")
+    rows = [
+        (
+            str(item.rank),
+            item.host,
+            amount(item.steps.attempted),
+            amount(item.steps.skipped),
+            f"{item.step_ms.median:.3g}" if item.step_ms else "",
+            f"{item.step_ms.p95:.3g}" if item.step_ms else "",
+            wording.bytes_(item.peak_bytes) if item.peak_bytes else "",
+            wording.scale(min(item.scales.values())) if item.scales else "",
+            _ending(item),
+            *([str(item.attempt)] if attempts else []),
+        )
+        for item in record.ranks
+    ]
+    yield "ranks", [(*head, *(["attempt"] if attempts else [])), *rows]
+    if record.overflowing:
+        places = [(place, ", ".join(map(str, of))) for place, of in record.overflowing.items()]
+        yield "ranks that overflowed", [("place", "ranks"), *places]
+
+
+def _ending(rank: Rank) -> str:
+    if rank.signal or rank.exit_code is not None:
+        return rank.signal or f"exit code {rank.exit_code}"
+    return "cleanly" if rank.ended else "without its exit handlers"
+
+
 def faults(record: RunRecord) -> Iterator[Table]:
     """Yield what failed in mpx itself."""
     if record.faults:
@@ -190,6 +224,7 @@ TABLES: tuple[Callable[[RunRecord], Iterator[Table]], ...] = (
     casts,
     substitutions,
     processes,
+    ranks,
     faults,
 )
 
