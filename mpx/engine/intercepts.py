@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpx.engine import sharding
+from mpx.engine import launcher, sharding
 from mpx.engine.stepping import OURS, wrapped_classes
 
 if TYPE_CHECKING:
@@ -71,6 +71,18 @@ TABLE: tuple[Intercept, ...] = (
         "Tensor.register_post_accumulate_grad_hook",
         lambda s, original: s.hooks.wrap_register_post_accumulate_grad_hook(original),
     ),
+    *(
+        Intercept(
+            "torch.nn.modules.module",
+            f"Module.{name}",
+            lambda s, original: s.hooks.wrap_module_hook(original),
+        )
+        for name in (
+            "register_full_backward_hook",
+            "register_full_backward_pre_hook",
+            "register_backward_hook",
+        )
+    ),
     Intercept("torch._tensor", "Tensor.retain_grad", lambda s, original: s.leaves.wrap_retain_grad(original)),
     # the tracer compares its graph, which is the script's own, with the model: in FP32 both
     Intercept("torch.jit._trace", "_check_trace", lambda s, original: s.region.wrap_refused(original)),
@@ -123,6 +135,12 @@ TABLE: tuple[Intercept, ...] = (
         "torch.distributed.fsdp",
         "fully_shard",
         lambda s, original: sharding.wrap_fully_shard(original, s.policy, s.sharded, s.tell),
+        late=True,
+    ),
+    Intercept(
+        "torch.distributed.elastic.multiprocessing.api",
+        "PContext.wait",
+        lambda s, original: launcher.wrap_wait(original, s.emit),
         late=True,
     ),
     *(

@@ -68,7 +68,9 @@ class Session:
             tick: Called after each pass and step; writes a snapshot when one is due.
         """
         self.policy: Policy = policy
-        self._emit, self._tick = emit, tick
+        self.emit: Callable[..., None] = emit
+        self._emit = emit
+        self._tick = tick
         half = HALF[policy.dtype]
         self._casts = policy.cast_model_type != "float32"
         rules = self._rules = ModuleRules(policy)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mpx.errors import MpxError, RecordError, render
-from mpx.launch import own_frames
+from mpx.launch import elastic, own_frames
 from mpx.record import RunDirectory
 
 __all__ = ["join_run"]
@@ -39,6 +39,7 @@ def join_run(run_dir: str) -> None:
             os.EX_SOFTWARE,
         )
     own_frames.hide()
+    elastic.tell_torchrun()
 
 
 def _end(run_dir: str, event: dict[str, Any], text: str, exit_code: int) -> NoReturn:
