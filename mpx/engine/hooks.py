@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpx.engine.gradients import non_finite_flags, read, scale_, unscale_
+from mpx.engine.structure import map_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +52,7 @@ class Hooks:
                 now = self._running.latest
                 if now is None or now.scale == 1.0:
                     return hook(grad)
-                true = (grad.float() if grad.dtype in LOW else grad) * (1.0 / now.scale)
+                true = _true(grad, now.scale)
                 version = true._version
                 changed = hook(true)
                 if changed is None and true._version != version:
@@ -60,6 +62,18 @@ class Hooks:
             return original(tensor, true_scale)
 
         return register_hook
+
+    def wrap_module_hook(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method of `nn.Module` that registers a backward hook: it receives the true gradients.
+
+        Half ones are given in FP32, as to the hooks of tensors.
+        """
+
+        @wraps(original)
+        def register(module: nn.Module, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            return original(module, _TrueScale(hook, self._running), *args, **kwargs)
+
+        return register
 
     def wrap_register_post_accumulate_grad_hook(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return `Tensor.register_post_accumulate_grad_hook`: the hook finds the true gradient in `.grad`.
@@ -97,6 +111,42 @@ class Hooks:
             now.overflowed.append(leaf)
             self._flags.expose([leaf], [leaf], self._leaves.stepped() if self._skips else None)
         return grad
+
+
+def _true(grad: Tensor, scale: float) -> Tensor:
+    return (grad.float() if grad.dtype in LOW else grad) * (1.0 / scale)
+
+
+class _TrueScale:
+    """A backward hook of a module. It is copied with its module, and pickled as the script's own."""
+
+    def __init__(self, hook: Callable[..., Any], running: Running) -> None:
+        self._hook, self._running = hook, running
+
+    def __call__(self, module: nn.Module, *grads: Any) -> Any:
+        now = self._running.latest
+        if now is None or now.scale == 1.0:
+            return self._hook(module, *grads)
+        scale = now.scale
+        changed = self._hook(module, *(map_tensors(some, lambda grad: _true(grad, scale)) for some in grads))
+        if changed is None:
+            return None
+        dtypes = [None if grad is None else grad.dtype for grad in _listed(grads[0])]
+        scaled = [
+            grad if grad is None else (grad * scale).to(dtype)
+            for grad, dtype in zip(_listed(changed), dtypes, strict=False)
+        ]
+        return scaled[0] if isinstance(changed, Tensor) else (*scaled, *_listed(changed)[len(scaled) :])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _TrueScale:
+        return _TrueScale(copy.deepcopy(self._hook, memo), self._running)
+
+    def __reduce__(self) -> Any:
+        return copy.copy, (self._hook,)  # which returns a function as it is
+
+
+def _listed(grads: Any) -> list[Any]:
+    return [grads] if isinstance(grads, Tensor) else list(grads)
 
 
 def _rescale(leaf: Tensor, grad: Tensor, scale: float) -> None:
