@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpx.engine import sharding
+from mpx.engine import launcher, sharding
 from mpx.engine.stepping import OURS, wrapped_classes
 
 if TYPE_CHECKING:
@@ -135,6 +135,12 @@ TABLE: tuple[Intercept, ...] = (
         "torch.distributed.fsdp",
         "fully_shard",
         lambda s, original: sharding.wrap_fully_shard(original, s.policy, s.sharded, s.tell),
+        late=True,
+    ),
+    Intercept(
+        "torch.distributed.elastic.multiprocessing.api",
+        "PContext.wait",
+        lambda s, original: launcher.wrap_wait(original, s.emit),
         late=True,
     ),
     *(
