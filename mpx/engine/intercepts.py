@@ -41,11 +41,17 @@ class Intercept:
     late: bool = False
 
 
-def _scaler(name: str) -> Intercept:
+SCALER = ("torch.amp.grad_scaler", "GradScaler")
+SHARDED_SCALER = ("torch.distributed.fsdp.sharded_grad_scaler", "ShardedGradScaler")
+
+
+def _scaler(name: str, where: tuple[str, str] = SCALER) -> Intercept:
+    module, kind = where
     return Intercept(
-        "torch.amp.grad_scaler",
-        f"GradScaler.{name}",
+        module,
+        f"{kind}.{name}",
         lambda session, original: session.script_amp.scaler_methods[name](original),
+        late=where is not SCALER,
     )
 
 
@@ -147,6 +153,9 @@ TABLE: tuple[Intercept, ...] = (
         _scaler(name)
         for name in ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict")
     ),
+    *(
+        _scaler(name, SHARDED_SCALER) for name in ("scale", "unscale_", "update")
+    ),  # FSDP's has these of its own
     # dynamo takes the `Module.__call__` it finds for the unpatched one and skips it; shown the original, it traces ours
     Intercept(
         "torch._dynamo.utils",
@@ -231,7 +240,7 @@ class AfterImport:
             execute, loader = spec.loader.exec_module, spec.loader
 
             def exec_module(module: Any) -> None:
-                del loader.exec_module
+                vars(loader).pop("exec_module", None)  # gone where several rows wait for one module
                 execute(module)
                 self._then()
 

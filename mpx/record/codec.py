@@ -97,6 +97,8 @@ def _decode(hint: Any, data: Any, on_error: OnError | None, where: str) -> Any:
 def _decode_list(item: Any, data: Any, on_error: OnError | None, where: str) -> list[Any]:
     if not isinstance(data, (list, tuple)):
         raise _misfit(where, "a list", data)
+    if item is float and all(type(value) in (float, int) for value in data):
+        return [float(value) for value in data]  # series: most of what a record holds
     return [_decode(item, value, on_error, f"{where}[{index}]") for index, value in enumerate(data)]
 
 
