@@ -169,3 +169,18 @@ def test_a_script_that_never_uses_its_amp_is_computed_at_the_level(at_level, lev
     assert found.scales == [1.0] * 3
     assert found.scaler.state_dict() == {}
     found.scaler.load_state_dict({})
+
+
+def test_the_scaler_of_fsdp_is_taken_over_as_well(at_level):
+    """It scales by a method of its own; imported late, and without an accelerator never used by torch itself."""
+    with at_level("O1", "loss_scale=1024"):
+        from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+        scaler = ShardedGradScaler.__new__(ShardedGradScaler)
+        torch.amp.GradScaler.__init__(scaler, "cpu")
+        loss = torch.ones((), requires_grad=True).exp()
+        assert scaler.scale(loss) is loss
+        optimizer = torch.optim.SGD([torch.ones(1)], lr=0.1)
+        scaler.unscale_(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == 1024.0
