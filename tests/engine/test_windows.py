@@ -90,6 +90,7 @@ def test_so_is_one_that_wanders_through_a_window(at_level, level):
         (scaler,) = recorded.summary["scalers"]
         assert (scaler["final"], scaler["overflows"]) == (512.0, 1)
         assert recorded.summary["steps"]["skipped"] == 1
+        assert len(recorded.of("overflow")) == 1
 
 
 @pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph=True:UserWarning")
