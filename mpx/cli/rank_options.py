@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from mpx.errors import UsageError
-from mpx.launch.placement import rank_key
-from mpx.launch.torchrun import as_ranks
 
 if TYPE_CHECKING:
     from mpx.launch.target import Target
@@ -48,6 +46,11 @@ def take_ranks(target: Target, options: dict[str, Any]) -> Target:
     """Return the target as many times as the options say, and take them out of `options`."""
     of_nodes = {name: options.pop(name) for name in ("nnodes", "node_rank", "rdzv_endpoint")}
     nproc = options.pop("nproc")
+    if nproc is None and not any(value is not None for value in of_nodes.values()):
+        return target
+    from mpx.launch.placement import rank_key
+    from mpx.launch.torchrun import as_ranks
+
     if nproc is not None and rank_key(os.environ) is not None:
         raise UsageError(
             "`--nproc` starts ranks, and this process is a rank already",

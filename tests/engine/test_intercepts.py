@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -13,6 +14,12 @@ from mpx.engine import intercepts
 from mpx.engine.intercepts import TABLE, AfterImport, Intercept
 
 LEVELS = ("O0", "O1", "O2", "O3", "O1-bf16", "O2-bf16")
+
+
+def import_late_modules() -> None:
+    """Import what late rows wait for: they are then replaced at once."""
+    for row in TABLE:
+        import_module(row.module)
 
 
 def attribute(row: Intercept) -> Any:
@@ -25,9 +32,7 @@ def attribute(row: Intercept) -> Any:
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.module}.{row.path}")
 def test_a_session_replaces_each_row_and_puts_it_back(at_level: Any, row: Intercept) -> None:
-    import torch._dynamo.utils
-    import torch._functorch.config  # noqa: F401 - late rows are then replaced at once
-
+    import_late_modules()
     before = attribute(row)
     with at_level("O1"):
         during = attribute(row)
@@ -43,9 +48,7 @@ def test_a_row_that_fails_to_install_leaves_torch_as_it_was(
     def fail(session: Any, original: Any) -> Any:
         raise RuntimeError("this row fails")
 
-    import torch._dynamo.utils
-    import torch._functorch.config  # noqa: F401
-
+    import_late_modules()
     before = fingerprint()
     rows = tuple(replace(row, build=fail) if i == failing else row for i, row in enumerate(TABLE))
     with monkeypatch.context() as patch:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import median
 
 from mpx.record.model import RunRecord
 from mpx.record.parts import Finding, Rank
@@ -60,7 +59,7 @@ def straggler(record: RunRecord) -> Iterator[Finding]:
     timed = [(rank, rank.step_ms.median) for rank in record.ranks if rank.attempt == last and rank.step_ms]
     if len(timed) < 2:
         return
-    usual = median(ms for _, ms in timed)
+    usual = sorted(ms for _, ms in timed)[(len(timed) - 1) // 2]
     slowest, took = max(timed, key=lambda entry: entry[1])
     if usual > 0 and took > SLOW * usual:
         yield Finding(
