@@ -103,15 +103,16 @@ class Ranks:
     @contextmanager
     def in_pass(self, leaves: Iterable[Tensor]) -> Iterator[None]:
         """Note which replicas the pass goes through, and which sharded gradients of these leaves it changes."""
-        self._reached, self._vetoed = {}, False
+        reached: dict[int, tuple[Replica, bool]] = {}  # of this pass: another thread may run one as well
+        self._reached, self._vetoed = reached, False
         before = [(leaf, _state(leaf)) for leaf in leaves if _is_sharded(leaf)]
         try:
             yield
         finally:
             self._touched = [leaf for leaf, state in before if _state(leaf) != state]
             self._vetoed = self._vetoed or (self._veto and bool(self._touched))
-            self._passed, self._reached = self._reached, None
-            self._syncing.difference_update([one for one, syncs in self._passed.values() if syncs])
+            self._passed, self._reached = reached, None
+            self._syncing.difference_update([one for one, syncs in reached.values() if syncs])
 
     def reach(self, replica: Replica) -> bool:
         """The running pass has come to the output of a replica; return whether to veto it."""
