@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ModuleRules"]
 
+WRAPPERS = re.compile(r"^(?:(?:module|_orig_mod)(?:\.|$))*")  # of DDP and torch.compile: no part of a user's path
 # weight_norm, spectral_norm and pruning: before each call they make an attribute out of the module's parameters
 REMAKES_WEIGHTS = "torch.nn.utils."
 
@@ -99,7 +101,8 @@ class ModuleRules:
         return {id(p) for module in alive if self.keeps_float32(module) for p in module._parameters.values()}
 
     def _match_names(self, top: nn.Module) -> None:
-        for path, module in top.named_modules():
+        for full, module in top.named_modules():
+            path = WRAPPERS.sub("", full)
             kinds = {kind.__name__ for kind in type(module).__mro__}
             if any(pattern in kinds or fnmatchcase(path, pattern) for pattern in self._patterns):
                 self.name(module)

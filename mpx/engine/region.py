@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._guards import TracingContext
 from torch.utils.data import get_worker_info
 
+from mpx.engine.compiled import CompiledRegion, leave_uncompiled
 from mpx.engine.devices import DEVICES, HALF, device_of
 from mpx.engine.structure import map_tensors, modules_of
-from mpx.engine.uncompiled import leave_uncompiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -91,7 +92,7 @@ class Region:
         self._began, self._ended, self._around = began, ended, around
         self._report = report
         self._here = _Here()
-        self._tracing = 0  # outermost calls around us in code that is being compiled
+        self._compiled = CompiledRegion(policy, rules, adoption)
         self._checked: set[str] = set()
         self.watch: Callable[[nn.Module, tuple[Args, Kwargs], Any], None] | None = None
         self.passive: bool | None = None  # a DataLoader worker: decided at its first call
@@ -105,7 +106,9 @@ class Region:
         @wraps(original)
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
-                return self._traced(original, module, args, kwargs)
+                if self.casts:
+                    return self._compiled.call(original, module, args, kwargs)
+                return original(module, *args, **kwargs)
             if torch._C._get_tracing_state() is not None:
                 # `torch.jit.trace` records the script's model, not what we do to it
                 return original(module, *args, **kwargs)
@@ -210,34 +213,6 @@ class Region:
         finally:
             here.refused -= 1
 
-    def _traced(self, original: Call, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
-        """The call as `torch.compile` sees it: what it can trace, no state of the thread, which it does not guard."""
-        if not self.casts:
-            return original(module, *args, **kwargs)
-        if self._tracing or self.is_open():
-            if not self._rules.computes_float32(module):
-                return original(module, *args, **kwargs)
-            with self.disabled():
-                args, kwargs = map_tensors(args, self.to_float32), map_tensors(kwargs, self.to_float32)
-                return original(module, *args, **kwargs)
-        device_type = next((p.device.type for p in module.parameters() if p.dtype in self._ours), None)
-        # a region that the script refused has this type, which nobody uses
-        if device_type is None or torch.get_autocast_dtype(device_type) is torch.float32:
-            return original(module, *args, **kwargs)
-        self._rules.learn(module)
-        if self._rules.computes_float32(module):
-            return original(module, *args, **kwargs)
-        self._tracing += 1
-        try:
-            with (
-                self._adoption.hold(module, modules_of(module)),
-                torch.autocast(device_type, dtype=self._half),
-            ):
-                output = original(module, *args, **kwargs)
-        finally:
-            self._tracing -= 1
-        return map_tensors(output, self.to_float32)
-
     def is_open(self) -> bool:
         """Whether autocast is on here, by us or by the script."""
         return any(torch.is_autocast_enabled(device_type) for device_type in DEVICES)
@@ -272,6 +247,9 @@ class Region:
     @contextmanager
     def refused(self) -> Iterator[None]:
         """The script asked for FP32 with `autocast(enabled=False)`: no region opens, held weights are FP32 again."""
+        if TracingContext.try_get() is not None:
+            yield  # a compiler looks ahead: what it sees must still be there when it has done
+            return
         self._here.refused += 1
         try:
             held = self._here.depth or _inside_backward()
