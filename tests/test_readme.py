@@ -1,4 +1,4 @@
-"""What the README says is so: its files, commands and levels exist, and the report that it shows came from this reporter."""
+"""What the README says is so: its files, commands and levels exist, and the report that it shows is one of the demo."""
 
 from __future__ import annotations
 

@@ -62,12 +62,15 @@ def test_a_row_that_fails_to_install_leaves_torch_as_it_was(
 def test_a_session_closed_by_an_exception_of_the_script_leaves_torch_as_it_was(
     at_level: Any, fingerprint: Any, level: str
 ) -> None:
-    before = fingerprint()
-    model = torch.nn.Linear(4, 2)
-    with pytest.raises(ZeroDivisionError), at_level(level):
+    def script() -> None:
+        model = torch.nn.Linear(4, 2)
         torch.optim.NAdam(model.parameters())  # a class that torch wraps during the session
         model(torch.ones(1, 4)).sum().backward()
         raise ZeroDivisionError
+
+    before = fingerprint()
+    with pytest.raises(ZeroDivisionError), at_level(level):
+        script()
     assert fingerprint() == before
 
 
