@@ -121,7 +121,7 @@ class Recorded:
 
 @pytest.fixture
 def at_level() -> Callable[..., Any]:
-    """Return a context manager: `with at_level("O1", "loss_scale.init=1024") as recorded:` trains at that level here."""
+    """Return a context manager: `with at_level("O1", "loss_scale.init=1024") as recorded:` trains at that level."""
 
     @contextmanager
     def enter(preset: str, *settings: str) -> Iterator[Recorded]:

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ModuleRules"]
 
-WRAPPERS = re.compile(r"^(?:(?:module|_orig_mod)(?:\.|$))*")  # of DDP and torch.compile: no part of a user's path
+WRAPPERS = re.compile(
+    r"^(?:(?:module|_orig_mod)(?:\.|$))*"
+)  # of DDP and torch.compile: no part of a user's path
 # weight_norm, spectral_norm and pruning: before each call they make an attribute out of the module's parameters
 REMAKES_WEIGHTS = "torch.nn.utils."
 
