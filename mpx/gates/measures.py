@@ -110,6 +110,7 @@ MEASURES: Mapping[str, Measure] = {
         Measure("step_time", "time", "median time of a step", warm_up=True),
         Measure("half_flops_share", "fraction", "share of the matmul and convolution work done in half"),
         Measure("steps", "count", "optimizer steps, applied or skipped", live=True),
+        Measure("scale_desync", "flag", "ranks that share gradients had different loss scales", bare=True),
         Measure("not_instrumented", "flag", "no process did anything that a level can change", bare=True),
     )
 }

@@ -175,6 +175,12 @@ def _steps(case: _Case) -> _Measured:
     return _Measured(case.record.steps.attempted, count(case.record.steps.attempted, "step"))
 
 
+def _scale_desync(case: _Case) -> _Measured:
+    parted = case.record.desyncs
+    text = f"scales parted at {parted[0].site}" if parted else "the scales of all ranks were equal"
+    return _Measured(float(bool(parted)), text)
+
+
 def _not_instrumented(case: _Case) -> _Measured:
     active = len(working(case.record))
     return _Measured(
@@ -194,6 +200,7 @@ _MEASURES: Mapping[str, Callable[[_Case], _Measured]] = {
     "step_time": _step_time,
     "half_flops_share": _half_flops_share,
     "steps": _steps,
+    "scale_desync": _scale_desync,
     "not_instrumented": _not_instrumented,
 }
 

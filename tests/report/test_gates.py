@@ -9,6 +9,7 @@ from mpx.record import RunRecord, fold
 from mpx.record.model import Process
 from mpx.record.parts import (
     Coverage,
+    Desync,
     LossCurve,
     Memory,
     Overflow,
@@ -76,10 +77,16 @@ def value(text, run=None, **others):
         ("half_flops_share>1%", 0.75),
         ("steps>1", 1000),
         ("not_instrumented", 0.0),
+        ("scale_desync", 0.0),
     ],
 )
 def test_measures(text, expected):
     assert value(text) == pytest.approx(expected)
+
+
+def test_ranks_whose_scales_parted_fail_their_gate():
+    parted = record(desyncs=[Desync("a.py:1", 7, scales={"0": 65536.0, "1": 32768.0})])
+    assert value("scale_desync", parted) == 1.0
 
 
 def test_with_accumulation_a_warm_up_counts_steps():
