@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Leaves", "has_grad", "notes_of"]
 
 MARK = "mpx_outermost_output"
-SURVEYED_CALLS = (
-    2  # what a model uses without registering it is there at its first calls or made anew in each
-)
+SURVEYED_CALLS = 2  # what a model uses without registering it is mostly there from the beginning
 
 
 def notes_of(node: Node) -> dict[str, Any]:

@@ -276,19 +276,23 @@ def test_two_passes_a_step_keep_the_weights_finite(at_level, level, bad):
         }
 
 
-def test_two_passes_in_one_step_with_a_closure_put_the_weights_back(at_level, level):
+@pytest.mark.parametrize("clean", [0, 1], ids=["at its first step", "at a later one"])
+def test_two_passes_in_one_step_with_a_closure_put_the_weights_back(at_level, level, clean):
     with at_level(level, SCALE, "collapse.after=2") as recorded:
         model = network()
         optimizer = SAM(model.parameters(), lr=0.1)
-        OverflowAt(model[0].weight, *range(1, 100))
+        OverflowAt(model[0].weight, *range(1 + 2 * clean, 100))
 
         def closure():
             loss = loss_of(model)
             loss.backward()
             return loss
 
+        for _ in range(clean):
+            closure()
+            optimizer.step(closure)
         closure()
         before = weights(model)
         optimizer.step(closure)
         assert same(before, weights(model))
-        assert recorded.summary["steps"] == {"attempted": 1, "applied": 0, "skipped": 1}
+        assert recorded.summary["steps"] == {"attempted": 1 + clean, "applied": clean, "skipped": 1}

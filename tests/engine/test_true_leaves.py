@@ -86,6 +86,18 @@ def an_adversarial_input():
 
 
 @case
+def a_new_input_for_every_pass():
+    model = perceptron()
+    seen = []
+    for seed in range(5):
+        x, y = batch(seed)
+        perturbation = torch.zeros_like(x, requires_grad=True)
+        F.cross_entropy(model(x + perturbation), y).backward()
+        seen.append(perturbation.grad)
+    return seen
+
+
+@case
 def something_learnable_before_and_after_the_model():
     torch.manual_seed(0)
     image, temperature = torch.randn(6, 8, requires_grad=True), torch.tensor(0.5, requires_grad=True)
