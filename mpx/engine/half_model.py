@@ -37,9 +37,8 @@ class HalfModel:
     @contextmanager
     def hold(self, root: nn.Module, parts: list[nn.Module]) -> Iterator[None]:
         """Convert a tree that is still FP32 and leave it so."""
-        if (
-            torch.compiler.is_compiling()
-        ):  # converting cannot be traced: half stand-ins, until an optimizer comes
+        if torch.compiler.is_compiling():
+            # converting cannot be traced: half stand-ins, until an optimizer comes
             with traced(self._places(parts, torch.float32), lambda own: own.to(self._half)):
                 yield
             return

@@ -35,6 +35,9 @@ class Placement:
         self._make = make
         self._stand_ins: dict[int, _StandIn] = {}
         self._places: list[tuple[Place, _StandIn]] = []
+        self._taken: list[
+            tuple[Place, _StandIn]
+        ] = []  # those that were free: another placement may hold some
         inference = torch.is_inference_mode_enabled()
         for module, name, own in places:
             stand_in = self._stand_ins.get(id(own))
@@ -49,6 +52,7 @@ class Placement:
         for place, stand_in in self._places:
             if place.parameters.get(place.name) is place.own:
                 place.parameters[place.name] = stand_in.tensor  # type: ignore[assignment]
+                self._taken.append((place, stand_in))
 
     def withdraw(self, *, compare: bool = False) -> list[Place]:
         """Put the parameters back, and return the places of those that the script changed meanwhile.
@@ -57,7 +61,7 @@ class Placement:
             compare: Whether to look at the numbers as well: writes through `.data` leave no trace.
         """
         edited = []
-        for place, stand_in in self._places:
+        for place, stand_in in self._taken:
             present = place.parameters.get(place.name)
             if present is stand_in.tensor:
                 place.parameters[place.name] = place.own  # type: ignore[assignment]
@@ -65,6 +69,7 @@ class Placement:
                 # made of stand-ins by the script, whose parameter had another type here
                 present.data = present.data.to(place.own.dtype)
                 edited.append(place)
+        self._taken.clear()
         written = {id(s.own) for s in self._stand_ins.values() if s.is_written(self._make, compare=compare)}
         if written:
             edited += [place for place, _ in self._places if id(place.own) in written]
@@ -74,8 +79,8 @@ class Placement:
 
     def clear(self) -> None:
         """Forget everything; what is placed stays where it is."""
-        self._places.clear()
-        self._stand_ins.clear()
+        for held in (self._places, self._taken, self._stand_ins):
+            held.clear()
 
 
 @contextmanager
