@@ -66,9 +66,10 @@ class ScriptAmp:
         self._takes_over = policy.script_amp == "takeover"
         self._half = None if policy.cast_model_type == "float32" else HALF[policy.dtype]
         self._scales, self._report = scales, report
-        self._refused, self._stand_back = refused, stand_back
+        self._refused, self._give_way = refused, stand_back
         self._stepped, self._silent_steps = stepped, silent_steps
         self._saw_amp = False  # an enabled region or scaler of the script
+        self._stood_back = False
         self._shown: weakref.WeakKeyDictionary[GradScaler, float] = weakref.WeakKeyDictionary()
 
     def wrap_autocast_init(self, original: Call) -> Call:
@@ -104,14 +105,14 @@ class ScriptAmp:
             original(region, device_type, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
             if not self._takes_over and region._enabled and scripts_own:
                 self._stand_back()
-            region._mpx_refuses = (
-                self._takes_over
-                and not enabled
-                and self._half is not None
-                and (scripts_own or creator == CUSTOM_FUNCTION)
-            )
+            wanted = scripts_own or creator == CUSTOM_FUNCTION
+            region._mpx_refuses = wanted and not enabled and self._half is not None
 
         return __init__
+
+    def _stand_back(self) -> None:
+        self._stood_back = True
+        self._give_way()
 
     def _tell_region(self, asked: torch.dtype, ours: torch.dtype) -> None:
         self._saw_amp = True
@@ -133,16 +134,16 @@ class ScriptAmp:
         def __enter__(region: Any) -> Any:
             if not getattr(region, "_mpx_refuses", False):
                 return original(region)
-            means_it = (
+            means_it = not self._stood_back and (
                 self._saw_amp or torch.is_autocast_enabled(region.device) or vars(region).get("_mpx_restored")
             )
             context = self._refused() if means_it else nullcontext()
             context.__enter__()
             vars(region).setdefault("_mpx_regions", []).append(context)
             result = original(region)
-            if means_it:
+            if means_it and self._takes_over:  # a region of its own inside would take this type
                 torch.set_autocast_dtype(region.device, torch.float32)
-            else:
+            elif not (means_it or self._stood_back):
                 self._report(
                     "script-autocast-off",
                     "the script's AMP is off by a flag of its own: the level is computed",

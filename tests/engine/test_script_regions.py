@@ -123,30 +123,47 @@ def test_a_region_is_entered_again_inside_itself(at_level):
 
 
 class InFloat32(torch.autograd.Function):
+    """Its author wants FP32 inside; it reads a weight where its module keeps it."""
+
     @staticmethod
     @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x @ x.T
+    def forward(ctx, x, module):
+        return (x @ module.weight.T).sum() * x
 
     @staticmethod
     @torch.amp.custom_bwd(device_type="cpu")
     def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        return (grad + grad.T) @ x
+        return grad, None
 
 
+class AsAround(torch.autograd.Function):
+    """Its author wants in the backward pass what there was in the forward pass."""
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
+    def forward(ctx, x, module):
+        return x.clone()
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx, grad):
+        ctx.autocast = torch.is_autocast_enabled("cpu")
+        return grad * ctx.autocast, None
+
+
+@pytest.mark.parametrize("function", [InFloat32, AsAround])
 @pytest.mark.parametrize("amp", ["takeover", "keep"])
-def test_a_decorated_function_is_no_amp_of_the_script(at_level, amp):
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_decorated_function_is_no_amp_of_the_script(at_level, level, amp, function):
     class Uses(nn.Linear):
         def forward(self, x):
-            return InFloat32.apply(super().forward(x))
+            return function.apply(super().forward(x), self)
 
-    with at_level("O1", f"script_amp={amp}") as recorded:
-        model = Uses(8, 4)
+    with at_level(level, f"script_amp={amp}", "loss_scale=16") as recorded:
+        model = Uses(4, 4)
         for _ in range(2):
-            out = model(batch())
-            out.sum().backward()
+            model(batch()[:, :4]).sum().backward()
+        assert model.weight.grad.abs().sum() > 0
         assert not recorded.summary["saw_script_amp"]
         assert recorded.summary["backwards"] == 2
         assert len(recorded.summary["scalers"]) == 1  # nobody stood back
