@@ -228,7 +228,7 @@ def test_inputs_that_count_things_are_not_rounded(at_level):
 
 def test_a_device_without_a_row_is_refused_with_a_way_out():
     with pytest.raises(
-        DeviceError, match="no rules for device type `meta`. Expected one of: cpu, cuda"
+        DeviceError, match=r"no rules for device type `meta`\. Expected one of: cpu, cuda"
     ) as refusal:
         device_of(torch.empty(1, device="meta"))
     assert refusal.value.exit_code == 3
