@@ -57,11 +57,14 @@ class ModuleRules:
         """Whether the preset keeps the weights of any module FP32."""
         return self.any_named or self._keep_batchnorm
 
+    def unseen(self, parts: list[nn.Module]) -> list[nn.Module]:
+        """Return the modules that no tree had yet that was learned."""
+        return [part for part in parts if id(part) not in self._keeps]
+
     def learn(self, root: nn.Module, parts: list[nn.Module] | None = None) -> None:
         """Look at the tree of an outermost call, if it has anything not seen before."""
         parts = modules_of(root) if parts is None else parts
-        keeps = self._keeps
-        if id(root) in self._roots and all(id(part) in keeps for part in parts):
+        if id(root) in self._roots and not self.unseen(parts):
             return
         self._roots.add(id(root))
         if self._patterns:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
 from mpx.engine.module_rules import ModuleRules
@@ -53,7 +54,10 @@ class WorkingCopies:
             with traced(self._places(parts), self._to_half):
                 yield
             return
+        new = self._rules.unseen(parts)
         self._rules.learn(root, parts)
+        for module in new:
+            self._tell(module)
         placement = Placement(self._places(parts), self._to_half)
         placement.place()
         self._placed.append(placement)
@@ -126,6 +130,24 @@ class WorkingCopies:
                         and not isinstance(parameter, UninitializedParameter)
                     ):
                         yield module, name, parameter
+
+    def _tell(self, module: nn.Module) -> None:
+        """Say what of a module stays FP32, where neither the preset nor the level says so."""
+        kind = type(module).__name__
+        if isinstance(module, _BatchNorm):
+            return
+        buffers = [name for name, b in module._buffers.items() if b is not None and b.dtype is torch.float32]
+        if buffers:
+            self._report(f"buffers:{kind}", f"buffers of `{kind}` stay FP32 ({', '.join(buffers)})")
+        if (
+            module._parameters
+            and self._rules.keeps_float32(module)
+            and not self._rules.computes_float32(module)
+        ):
+            self._report(
+                f"weights:{kind}",
+                f"weights of `{kind}` stay FP32: a half copy would not reach all that it does with them",
+            )
 
     def _to_half(self, parameter: Tensor) -> Tensor:
         half = parameter.to(self._half)

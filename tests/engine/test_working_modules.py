@@ -188,3 +188,29 @@ def test_doubles_and_halves_of_the_script_are_left_alone(level_2):
         assert double(batch().double()).dtype is torch.float64
         half = nn.Linear(8, 8).half()
         assert half(batch().half()).dtype is HALF
+
+
+def test_what_stays_float32_is_told_once_for_each_kind_of_module(level_2):
+    class Codes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.rnn, self.linear = nn.BatchNorm1d(8), nn.GRU(8, 8), nn.Linear(8, 8)
+            self.register_buffer("codebook", torch.ones(4, 8))
+            self.register_buffer("count", torch.zeros(4, dtype=torch.int64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(self.rnn(self.norm(x))[0] + self.codebook[0])
+
+    with level_2() as recorded:
+        for _ in range(2):
+            model = Codes()
+            for _ in range(3):
+                step(model)
+        rows = {row["id"]: (row["text"], row["count"]) for row in recorded.summary["substitutions"]}
+    assert rows == {
+        "buffers:Codes": ("buffers of `Codes` stay FP32 (codebook)", 2),
+        "weights:GRU": (
+            "weights of `GRU` stay FP32: a half copy would not reach all that it does with them",
+            2,
+        ),
+    }
