@@ -10,6 +10,7 @@ full, for tensors that a model uses and does not register. And what the script a
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any, cast
 
@@ -39,14 +40,23 @@ def has_grad(tensor: Tensor) -> bool:
     return (tensor.is_leaf or tensor.retains_grad) and tensor.grad is not None
 
 
+class _Here(threading.local):
+    """What one thread has seen: a pass must not touch the gradients of a model that another thread trains."""
+
+    def __init__(self) -> None:
+        self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.others: dict[int, weakref.ref[Tensor]] = {}
+
+
 class Leaves:
-    """The leaves that this process has seen; everything is held weakly."""
+    """The leaves that this process has seen, by thread; everything is held weakly."""
 
     def __init__(self) -> None:
         # in the order of first calls, with how many of them were surveyed
         self._roots: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._others: dict[int, weakref.ref[Tensor]] = {}
+        self._here = _Here()
 
     def wrap_retain_grad(self, original: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
         """Return the `Tensor.retain_grad` of the session: what it keeps is made true as well."""
@@ -60,7 +70,7 @@ class Leaves:
 
     def saw_tensor(self, tensor: Tensor) -> None:
         """Remember a tensor that gets a gradient."""
-        self._others[id(tensor)] = weakref.ref(tensor)
+        self._here.others[id(tensor)] = weakref.ref(tensor)
 
     def saw_call(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Remember the tree of an outermost call, and what is upstream of its inputs.
@@ -69,12 +79,16 @@ class Leaves:
         """
         if not torch.is_grad_enabled():
             if any(parameter.requires_grad for parameter in root.parameters()):
-                self._roots.setdefault(root, 0)
+                self._saw_root(root)
             return
-        self._roots.setdefault(root, 0)
+        self._saw_root(root)
         inputs = [t for t in tensors((args, kwargs)) if t.requires_grad]
         if inputs:
             self._walk(inputs)
+
+    def _saw_root(self, root: nn.Module) -> None:
+        self._roots.setdefault(root, 0)
+        self._here.roots.add(root)
 
     def saw_output(self, root: nn.Module, output: Any) -> None:
         """Mark the graph nodes at which a later walk may stop; at the first calls, survey what is behind them."""
@@ -84,11 +98,12 @@ class Leaves:
             self._walk(outputs, registered={id(p) for m in modules_of(root) for p in m._parameters.values()})
         for tensor in outputs:
             if tensor.grad_fn is not None:
-                notes_of(tensor.grad_fn)[MARK] = True
+                notes_of(tensor.grad_fn)[MARK] = weakref.ref(root)
 
     def saw_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Remember an optimizer; its groups are read anew at each backward pass."""
         self._optimizers.add(optimizer)
+        self._here.optimizers.add(optimizer)
 
     def stepped(self) -> dict[int, bool]:
         """Return, by id, the parameters that an optimizer steps, and whether those are torch's own classes only.
@@ -111,19 +126,19 @@ class Leaves:
         """Return every leaf whose gradient a backward pass from `roots` may change, each once."""
         self._walk(roots)
         found: dict[int, Tensor] = {}
-        for root in list(self._roots):
+        for root in list(self._here.roots):
             for module in modules_of(root):
                 for parameter in module._parameters.values():
                     if parameter is not None and parameter.is_leaf:
                         found[id(parameter)] = parameter
-        for optimizer in list(self._optimizers):
+        for optimizer in list(self._here.optimizers):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     found[id(parameter)] = parameter
-        for key, reference in list(self._others.items()):
+        for key, reference in list(self._here.others.items()):
             leaf = reference()
             if leaf is None:
-                del self._others[key]
+                del self._here.others[key]
             else:
                 found[key] = leaf
         return list(found.values())
@@ -141,7 +156,11 @@ class Leaves:
             variable = getattr(node, "variable", None)
             if variable is not None and id(variable) not in registered:  # AccumulateGrad
                 self.saw_tensor(variable)
-            if MARK in notes_of(node):
+            mark = notes_of(node).get(MARK)
+            if mark is not None:
+                root = mark()
+                if root is not None:  # another thread may have called it
+                    self._here.roots.add(root)
                 continue
             for following, _ in node.next_functions:
                 if following is not None and following not in seen:

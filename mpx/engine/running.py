@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,22 +32,28 @@ class RunningPass:
 
 
 class Running:
-    """The running passes of a process. One, but for threads that train side by side: then the latest counts."""
+    """The running passes of a process. One, but for threads that train side by side: each has its own."""
 
     def __init__(self) -> None:
-        self._passes: list[RunningPass] = []
+        self._passes: list[tuple[int, RunningPass]] = []  # with the thread that asked for it
 
     @contextmanager
     def at(self, scale: float) -> Iterator[RunningPass]:
         """Hold a pass for as long as the engine runs it."""
         one = RunningPass(scale)
-        self._passes.append(one)
+        entry = (threading.get_ident(), one)
+        self._passes.append(entry)
         try:
             yield one
         finally:
-            self._passes.remove(one)
+            self._passes.remove(entry)
 
     @property
     def latest(self) -> RunningPass | None:
         """The pass whose hooks fire."""
-        return self._passes[-1] if self._passes else None
+        own = [one for thread, one in self._passes if thread == threading.get_ident()]
+        if own:
+            return own[-1]
+        return (
+            self._passes[-1][1] if self._passes else None
+        )  # an accelerator's hooks fire in threads of the engine

@@ -12,6 +12,7 @@ keeps.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -34,6 +35,16 @@ __all__ = ["ModuleRules", "WorkingCopies"]
 COMPARED_CALLS = 3  # how often a root's copies are compared afterwards with what they were made from
 
 
+class _Here(threading.local):
+    """The copies of one thread: the end of its pass must not take those of a model that another thread trains."""
+
+    def __init__(self) -> None:
+        self.recent: weakref.WeakKeyDictionary[nn.Module, Placement] = weakref.WeakKeyDictionary()
+        self.placed: list[Placement] = []
+        self.islands = 0
+        self.island_opened = False
+
+
 class WorkingCopies:
     """The half copies of one process: made for each call, kept for its backward pass, dropped at the end of that."""
 
@@ -41,11 +52,8 @@ class WorkingCopies:
         self._half = half
         self._rules = rules
         self._report = report
-        self._recent: weakref.WeakKeyDictionary[nn.Module, Placement] = weakref.WeakKeyDictionary()
+        self._here = _Here()
         self._calls: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
-        self._placed: list[Placement] = []
-        self._islands = 0
-        self._island_opened = False
 
     @contextmanager
     def in_place(self, root: nn.Module, parts: list[nn.Module]) -> Iterator[None]:
@@ -60,14 +68,14 @@ class WorkingCopies:
             self._tell(module)
         placement = Placement(self._places(parts), self._to_half)
         placement.place()
-        self._placed.append(placement)
-        self._island_opened = False
+        self._here.placed.append(placement)
+        self._here.island_opened = False
         if torch.is_grad_enabled():
-            self._recent[root] = placement
+            self._here.recent[root] = placement
         try:
             yield
         finally:
-            self._placed.remove(placement)
+            self._here.placed.remove(placement)
             self._withdraw(placement, compare=self._looks_closely(root))
 
     def _looks_closely(self, root: nn.Module) -> bool:
@@ -76,37 +84,37 @@ class WorkingCopies:
         if calls == COMPARED_CALLS or not root.training:
             return False
         self._calls[root] = calls + 1
-        return not self._island_opened
+        return not self._here.island_opened
 
     @contextmanager
     def in_place_for_backward(self) -> Iterator[None]:
         """Hold the copies of this iteration's calls: activation checkpointing recomputes inside the backward pass."""
-        placements = list(self._recent.values())
+        placements = list(self._here.recent.values())
         with torch.enable_grad():  # a copy that has to be made anew is tied to its parameter
             for placement in placements:
                 placement.place()
-        self._placed += placements
+        self._here.placed += placements
         try:
             yield
         finally:
             for placement in reversed(placements):
-                self._placed.remove(placement)
+                self._here.placed.remove(placement)
                 self._withdraw(placement)
 
     @contextmanager
     def withdrawn(self) -> Iterator[None]:
         """Show the FP32 parameters in the middle of a call: the script opened an `autocast(enabled=False)` region."""
-        self._islands += 1
-        self._island_opened = True
-        if self._islands == 1:
-            for placement in reversed(self._placed):
+        self._here.islands += 1
+        self._here.island_opened = True
+        if self._here.islands == 1:
+            for placement in reversed(self._here.placed):
                 self._withdraw(placement)
         try:
             yield
         finally:
-            self._islands -= 1
-            if not self._islands:
-                for placement in self._placed:
+            self._here.islands -= 1
+            if not self._here.islands:
+                for placement in self._here.placed:
                     placement.place()
 
     def drop(self) -> None:
@@ -115,8 +123,8 @@ class WorkingCopies:
         In the middle of a call (a training step that is a module's method, with the optimizer's step in it) the rest of
         the call works on the FP32 parameters, which autocast casts op by op.
         """
-        self._recent.clear()
-        for placement in reversed(self._placed):
+        self._here.recent.clear()
+        for placement in reversed(self._here.placed):
             self._withdraw(placement)
             placement.clear()
 
