@@ -103,6 +103,7 @@ def test_a_target_that_a_signal_ends_leaves_a_report(shell):
     with shell.popen([*MPX, "-O", "O0", script], stdin=-1, stdout=-1, bufsize=0, stderr=-1) as process:
         assert shell.line(process) == b"ready\n"
         process.send_signal(signal.SIGTERM)
+        process.wait()  # before its input is closed, which would end the script as well
         _, stderr = process.communicate()
         assert process.returncode == -signal.SIGTERM
         (run,) = shell.runs()

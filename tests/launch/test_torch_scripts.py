@@ -30,7 +30,8 @@ if __name__ == "__main__":
         print(repr(loss.item()))
     loader = torch.__spec__.loader
     print(type(loader).__name__, sorted(vars(loader)), len(inspect.getsource(torch)))
-    print([getattr(finder, '__name__', type(finder).__name__) for finder in sys.meta_path])
+    # rows of the intercept table may wait for modules that this script never imports
+    print([getattr(f, '__name__', type(f).__name__) for f in sys.meta_path if type(f).__name__ != 'AfterImport'])
 """
 
 
