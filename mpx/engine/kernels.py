@@ -44,6 +44,8 @@ def float32(rule: Rule, device: Device, report: Report) -> Kernel:
     op, excluded = overload(rule.op), _excluded(device)
     if "number" in rule.facts:
         return _with_numbers_that_fit(rule, device, report)
+    if "layout" in rule.facts:
+        return _float32_for_layout(rule, device, report)
     names = [argument.name for argument in op._schema.arguments]
     if "dtype" in names and rule.facts.get("by") != "cast":
         return _float32_by_dtype(op, excluded, names.index("dtype"))
@@ -69,6 +71,21 @@ def _float32_by_dtype(op: torch._ops.OpOverload, excluded: Callable[[], Any], dt
                 return op(tensor, *rest, **kwargs)
             kwargs["dtype"] = torch.float32
             return op(tensor, *rest[: dtype_at - 1], **kwargs)
+
+    return kernel
+
+
+def _float32_for_layout(rule: Rule, device: Device, report: Report) -> Kernel:
+    """FP32 for tensors of one layout, which has no half kernel; half for all others."""
+    op, excluded, tell = overload(rule.op), _excluded(device), _teller(rule, device, report)
+    layout, as_half = getattr(torch, rule.facts["layout"]), half_type(rule, device, report)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if not any(isinstance(value, Tensor) and value.layout is layout for value in args):
+            return as_half(*args, **kwargs)
+        tell()
+        with excluded():
+            return op(*map(_widened, args), **kwargs)
 
     return kernel
 

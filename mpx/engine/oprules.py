@@ -46,7 +46,7 @@ class Rule:
         op: Overload name as the dispatcher knows it, "aten::softmax.int".
         kind: The list it stands in, a key of `KERNELS`.
         facts: The attributes of its line. When it is used: `torch`, `device`, `dtype`, `weights`, `without`, `ratio`.
-            How: `direction`, `number`, `by`, `writes`.
+            How: `direction`, `number`, `layout`, `by`, `writes`.
         told: How its use is told as a substitution; empty where the list is what the level stands for.
         asked: `BY_GROUP`, `BY_NAME` or `BY_USER`.
     """

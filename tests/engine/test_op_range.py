@@ -179,3 +179,23 @@ def test_gradients_of_a_fallback_op_are_those_of_float32(at_level):
     with at_level("O1", "loss_scale.init=1"):
         apply(lambda h: (h**2).sum() / 1000, x).backward()
     torch.testing.assert_close(x.grad, 2 * x.detach() / 1000, rtol=1e-3, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+@pytest.mark.parametrize("spelling", [lambda a, h: a @ h, torch.mm, torch.spmm, torch.sparse.mm])
+def test_a_graph_s_sparse_matrix_multiplies_in_every_layout(spelling, level, at_level):
+    """A compressed one has no half kernel on the CPU; a dense one beside it is half as ever."""
+    dense = torch.eye(4) + torch.eye(4).roll(1, 0)
+    for layout, told in ((dense.to_sparse(), False), (dense.to_sparse_csr(), True)):
+        with at_level(level, "loss_scale=1") as recorded:
+            x = torch.ones(4, 4, requires_grad=True)
+            out = apply(lambda h, layout=layout: spelling(layout, h), x)
+            out.sum().backward()
+            texts = [row["text"] for row in recorded.summary["substitutions"]]
+            types = []
+            apply(lambda h, types=types: types.append((h @ h).dtype) or h, torch.ones(4, 4))
+        assert torch.equal(out, torch.full((4, 4), 2.0))
+        assert torch.equal(x.grad, torch.full((4, 4), 2.0))
+        assert any("ran in FP32" in text for text in texts) or not told
+        assert types == [torch.float16]
