@@ -97,12 +97,15 @@ class ModuleRules:
         self._keeps[id(module)] = True
 
     def kept_parameters(self) -> set[int]:
-        """Return the ids of the parameters of all modules alive that stay FP32; slow, and for rare moments."""
+        """Return the ids of the parameters of all modules alive that stay FP32; for rare moments: it looks for them."""
         if not self.has_exceptions:
             return set()
         alive = list(_modules_alive())
+        inner = {id(child) for module in alive for child in module._modules.values()}
         for module in alive:
-            self.learn(module)
+            if self._patterns and id(module) not in inner:
+                self._match_names(module)
+            self._see(module)
         return {id(p) for module in alive if self.keeps_float32(module) for p in module._parameters.values()}
 
     def _match_names(self, top: nn.Module) -> None:
