@@ -197,8 +197,11 @@ class Backward:
         ) -> Any:
             roots = _listed(outputs)
             seeds = _seeds(roots, grad_outputs)
-            if seeds is None or _is_part_of_another(roots) or not (self._checks and self._scales.in_force):
+            if seeds is None or _is_part_of_another(roots) or not self._checks:
                 return original(outputs, inputs, grad_outputs, retain_graph, *args, **kwargs)
+            if not self._scales.in_force:
+                with self._around():
+                    return original(outputs, inputs, grad_outputs, retain_graph, *args, **kwargs)
             site = caller_site()
             state = self._scales.enter(site, roots[0], counts=False)
             roots_finite = not any(read(non_finite_flags(roots)))

@@ -166,7 +166,7 @@ class Session:
         if self._working is not None:
             return Adoption(hold=self._working.in_place, withdrawn=self._working.withdrawn)
         if self._half_model is not None:
-            return AS_THEY_ARE._replace(hold=self._half_model.hold)
+            return Adoption(hold=self._half_model.hold, withdrawn=self._half_model.withdrawn)
         return AS_THEY_ARE
 
     def _chosen_monitors(self) -> Iterator[Monitor]:
