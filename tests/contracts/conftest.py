@@ -27,17 +27,18 @@ MPX = (sys.executable, "-m", "mpx")
 AT_ONCE = 2
 # No process here computes for long; one that hangs must not hang the suite.
 DEADLINE_S = 300
-# An isolated interpreter that reads no .pth file sees torch in the folder that it is given, and no editable mpx.
+# An isolated interpreter that reads no .pth file sees torch in the folder that it is given, and no editable mpx: of that
+# the folder holds the presets at most, which make an empty namespace of the name.
 WITHOUT_MPX = """
 import runpy, sys
 sys.path.append({folder!r})
 try:
-    import mpx
+    from mpx import __version__
 except ImportError:
     sys.argv = sys.argv[1:]
     runpy.run_path(sys.argv[0], run_name="__main__")
 else:
-    sys.exit("mpx is importable here: " + mpx.__file__)
+    sys.exit("mpx is importable here, version " + __version__)
 """
 
 
