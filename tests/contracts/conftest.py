@@ -27,7 +27,7 @@ MPX = (sys.executable, "-m", "mpx")
 AT_ONCE = 2
 # No process here computes for long; one that hangs must not hang the suite.
 DEADLINE_S = 300
-# An isolated interpreter that reads no .pth file sees torch in the folder that it is given, and no editable mpx: of that
+# An isolated interpreter that reads no .pth file sees torch in the folder that it is given, and no editable mpx: of it
 # the folder holds the presets at most, which make an empty namespace of the name.
 WITHOUT_MPX = """
 import runpy, sys
