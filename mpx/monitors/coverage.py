@@ -46,12 +46,15 @@ class Coverage(Monitor):
     def __init__(self) -> None:
         self._calls = 0
         self._counter: _Counter | None = None
+        self._graphs_before = _graphs_compiled()
 
     def around(self, root: nn.Module) -> AbstractContextManager[Any]:
         if self._counter is not None or not torch.is_grad_enabled():
             return nullcontext()
         self._calls += 1
-        if self._calls < SAMPLED_CALL or _compiles():
+        if self._calls < SAMPLED_CALL:
+            return nullcontext()
+        if _graphs_compiled() > self._graphs_before:  # under a dispatch mode they would silently run eagerly
             return nullcontext()
         self._counter = _Counter()
         return self._counter
@@ -105,7 +108,7 @@ class _Counter(TorchDispatchMode):
             self.work[key] = (flops + int(formula(*args, **kwargs, out_val=out)), calls + 1)
 
 
-def _compiles() -> bool:
-    """Whether torch.compile is at work: under a dispatch mode it would silently run eagerly, so nothing is sampled."""
+def _graphs_compiled() -> int:
+    """How many graphs torch.compile has made in this process."""
     utils = sys.modules.get("torch._dynamo.utils")
-    return utils is not None and bool(utils.counters["stats"].get("unique_graphs"))
+    return int(utils.counters["stats"].get("unique_graphs", 0)) if utils is not None else 0
