@@ -1,8 +1,8 @@
 """Start the target, stay beside it until it ends, and end as it did.
 
-The child shares our process group, terminal and open files. A signal from the terminal reaches it without us, one that
-somebody sends to us is passed on. We hold all of them back from ourselves, so that what ends the child leaves us there
-to write the report.
+The child shares our process group, terminal and open files. A signal to the group, from a terminal or by `kill -PGID`,
+reaches it without us; one that somebody sends to us alone is passed on. We hold all of them back from ourselves, so
+that what ends the child leaves us there to write the report.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Literal, NoReturn
 
 from mpx.errors import LaunchError
 from mpx.launch.target import NOT_EXECUTABLE, NOT_FOUND, Target
+from mpx.launch.witness import Witness
 
 __all__ = ["Beat", "Ending", "child_environment", "mirror", "replace", "supervise"]
 
@@ -95,6 +96,7 @@ def supervise(
     # A parent may have left it ignored, and then the system keeps no status of a child.
     signal.signal(signal.SIGCHLD, lambda *_: None)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, held | {signal.SIGCHLD})
+    witness = Witness(held)
     started = time.monotonic()
     try:
         child = subprocess.Popen(
@@ -112,8 +114,8 @@ def supervise(
             due = time.monotonic() + beat.every_s
             with suppress(Exception):
                 beat.do()
-        number, for_us_alone = _next_signal(held | {signal.SIGCHLD}, until=due)
-        if number in held and for_us_alone:
+        number = _next_signal(held | {signal.SIGCHLD}, until=due)
+        if number in held and not _has_reached_all(number, witness):
             child.send_signal(number)
     return Ending(child.returncode, time.monotonic() - started)
 
@@ -168,22 +170,27 @@ def _prepare_child(held: set[signal.Signals], mask: set[signal.Signals | int]) -
     return prepare
 
 
-def _next_signal(numbers: set[signal.Signals], *, until: float | None) -> tuple[int, bool]:
-    """Wait for a signal; return its number and whether it came to this process alone, as far as one can tell.
+def _next_signal(numbers: set[signal.Signals], *, until: float | None) -> int:
+    """Wait for a signal and return its number.
 
     At the time `until` the answer is 0, which is no signal; macOS cannot wait that way, and answers at the next one.
     """
-    if sys.platform == "darwin":
-        number = signal.sigwait(numbers)
-        return number, number not in _FROM_KEYBOARD
-    if until is None:
-        info = signal.sigwaitinfo(numbers)
-    elif (waited := signal.sigtimedwait(numbers, max(0.0, until - time.monotonic()))) is None:
-        return 0, False
-    else:
-        info = waited
-    # Above 0 the sender is the kernel, for a terminal, and the whole process group has it.
-    return info.si_signo, info.si_code <= 0
+    if until is None or sys.platform == "darwin":
+        return signal.sigwait(numbers)
+    waited = signal.sigtimedwait(numbers, max(0.0, until - time.monotonic()))
+    return 0 if waited is None else waited.si_signo
+
+
+def _has_reached_all(number: int, witness: Witness) -> bool:
+    """Tell whether the child has this signal already, and take what came of the same meanwhile for one with it.
+
+    Where nobody can tell, Ctrl-C is not passed on: a script that never hears of it can be interrupted again, one that
+    hears of it twice is interrupted in its clean-up.
+    """
+    seen = witness.saw(number)
+    if number in signal.sigpending():
+        signal.sigwait({number})
+    return number in _FROM_KEYBOARD if seen is None else seen
 
 
 def _cannot_start(target: Target, error: OSError) -> LaunchError:

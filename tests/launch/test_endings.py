@@ -76,6 +76,7 @@ def seen(number, frame):
     global count
     count += 1
     os.write(1, f"got {signal.Signals(number).name}\\n".encode())
+signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b"later\\n"))
 signal.signal(getattr(signal, sys.argv[1]), seen)
 os.write(1, b"ready\\n")
 sys.stdin.read()
@@ -96,6 +97,33 @@ def test_a_signal_sent_to_mpx_reaches_the_target_once(shell, name):
             assert shell.line(process) == f"got {name}\n".encode()
         process.stdin.close()
         assert (process.stdout.read(), process.wait()) == (b"count 2\n", 2)
+
+
+def sent_to_the_group(process, number):
+    os.killpg(process.pid, number)
+
+
+def sent_as_by_timeout(process, number):
+    """`timeout -s` tells its child, and then its whole group."""
+    process.send_signal(number)
+    os.killpg(process.pid, number)
+
+
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGINT", "SIGQUIT"])
+@pytest.mark.parametrize("send", [sent_to_the_group, sent_as_by_timeout])
+def test_a_signal_sent_to_the_group_reaches_the_target_once(shell, send, name):
+    """As CI systems send it, without a terminal; a second one would interrupt the clean-up after the first."""
+    script = shell.script("counting.py", COUNTING)
+    command = [*MPX, "-qq", "-O", "O0", script, name]
+    with shell.popen(command, stdin=-1, stdout=-1, bufsize=0, start_new_session=True) as process:
+        assert shell.line(process) == b"ready\n"
+        send(process, getattr(signal, name))
+        assert shell.line(process) == f"got {name}\n".encode()
+        # of two signals that wait the lower number is seen first: when this one arrives, the other was dealt with
+        process.send_signal(signal.SIGUSR1)
+        assert shell.line(process) == b"later\n"
+        process.stdin.close()
+        assert (process.stdout.read(), process.wait()) == (b"count 1\n", 1)
 
 
 def test_a_target_that_a_signal_ends_leaves_a_report(shell):
