@@ -77,7 +77,7 @@ def locate(reference: str, *, base: Path, cwd: Path, place: Place, key: str) -> 
         return preset_file(path, cwd)
     expected = "one of " + ", ".join(f"`{name}`" for name in names)
     if looks_like_path:
-        what, expected = "there is no such file", f"a YAML file, or {expected}"
+        what, expected = _what_is_missing(path), f"a YAML file, or {expected}"
     else:
         what, expected = "there is no such preset", f"{expected}, or the path of a YAML file"
     suggestion = _suggest(reference, path, names, looks_like_path=looks_like_path)
@@ -139,6 +139,11 @@ def _suggest(reference: str, path: Path, names: Sequence[str], *, looks_like_pat
         reference, names
     )
     return f"did you mean `{guess}`?" if guess else None
+
+
+def _what_is_missing(path: Path) -> str:
+    folder = path.parent.absolute()
+    return f"there is no such file in `{folder}`" if _exists(folder) else f"there is no folder `{folder}`"
 
 
 def _exists(path: Path) -> bool:

@@ -222,6 +222,13 @@ def test_a_misspelt_file_is_told_the_nearest(write, problems):
     assert problem.suggestion == "did you mean `conf/team.yaml`?"
 
 
+def test_of_a_file_that_is_not_there_it_is_told_where_it_was_looked_for(tmp_path, problems):
+    (file,), (folder,) = problems("absent.yaml"), problems("conf/absent.yaml")
+    assert file.what == f"there is no such file in `{tmp_path}`"
+    assert folder.what == f"there is no folder `{tmp_path / 'conf'}`"
+    assert file.suggestion is folder.suggestion is None  # no level is what was meant
+
+
 def test_a_file_without_a_suffix_is_named_by_a_path(write, problems, resolved):
     write("mine", "extends: O1\n")
     (problem,) = problems("mine")
