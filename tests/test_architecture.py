@@ -27,12 +27,13 @@ MAY_IMPORT = {
     "report": {"errors", "gates", "record"},
     "monitors": {"errors", "loss_scale", "presets", "record"},
     "engine": {"errors", "gates", "loss_scale", "presets", "record", "monitors"},
+    "apex": {"errors", "loss_scale", "engine"},
     "launch": {"errors", "record"},
     "cli": {"errors", "gates", "presets", "record", "report", "launch"},
     "__main__": {"cli"},
 }
 MAY_IMPORT_INSIDE_A_FUNCTION = {"launch": {"engine"}}
-TORCH_HALF = {"engine", "monitors"}
+TORCH_HALF = {"engine", "monitors", "apex"}
 # The other third-party packages, and the parts that may use them: start-up pays for each.
 HOME = {"click": {"cli"}, "rich": {"cli", "report"}, "yaml": {"presets", "engine", "cli"}}
 MAY_PATCH_TORCH = "mpx/engine/intercepts.py"

@@ -23,6 +23,7 @@ _REPLACING: Mapping[str, str] = {
     "keep_batchnorm_fp32": "keep_batchnorm_fp32",
     "master_weights": "master_weights",
     "script_amp": "script_amp",
+    "apex": "apex",
     "on_collapse": "collapse.action",
     "max_steps": "max_steps",
 }
@@ -118,6 +119,11 @@ def _override_options() -> list[Callable[[Any], Any]]:
             "--script-amp",
             metavar="takeover|keep",
             help="What becomes of the script's own autocast and GradScaler.",
+        ),
+        click.option(
+            "--apex",
+            metavar="auto|on|off",
+            help="Whether a script that imports `apex` gets mpx's stand-in; auto: where it is missing.",
         ),
         click.option(
             "--on-collapse", metavar="warn|stop", help="What happens when step after step is skipped."

@@ -212,6 +212,20 @@ class OpRules:
             for rule in self._chosen(rules, device):
                 self._register(library, rule, device)
 
+    def ask(self, name: str, kind: str) -> None:
+        """Add an op to the user's list of a kind, as an option of the command line would have.
+
+        Raises:
+            PresetError: There is no such op, or it writes in place.
+        """
+        ops = self._policy.ops
+        asked = f"user_{kind}"
+        list(_named(name, kind, BY_USER))  # refuses before anything has changed
+        self._policy = replace(self._policy, ops=replace(ops, **{asked: (*getattr(ops, asked), name)}))
+        if self._libraries:
+            self.remove()
+            self.install()
+
     def remove(self) -> None:
         """Take every kernel away; torch's own are back afterwards."""
         for library in self._libraries:

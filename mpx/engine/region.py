@@ -275,6 +275,10 @@ class Region:
             device_of(next(t for t in owned if t.device.type == device_type)).require(self._half)
             self._checked.add(device_type)
 
+    def to_half(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of FP32 in the half type, any other as it is."""
+        return tensor.to(self._half) if tensor.dtype is torch.float32 else tensor
+
     def to_float32(self, tensor: Tensor) -> Tensor:
         """Return a tensor of the half type in FP32, any other as it is."""
         return tensor.float() if tensor.dtype is self._half else tensor

@@ -6,10 +6,11 @@ import math
 import os
 import sys
 import sysconfig
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -18,7 +19,7 @@ from mpx.loss_scale import LossScale, initial
 from mpx.record.series import Thinned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from types import FrameType
 
     from torch import Tensor
@@ -93,6 +94,13 @@ class _Site:
         self.state = state
 
 
+class _Noted(NamedTuple):
+    """The passes that a script counts as those of one scaler of its own."""
+
+    sites: set[str]
+    begin: Mapping[str, float | int] | None
+
+
 class Scales:
     """The scalers of a process by call site, and what a checkpoint and the record say of them."""
 
@@ -106,6 +114,7 @@ class Scales:
         self._ran: set[str] = set()
         self._backward = 0  # number of the last pass that was judged
         self.falls = 0  # of all sites together
+        self._noted: _Noted | None = None
 
     @property
     def in_force(self) -> bool:
@@ -127,8 +136,27 @@ class Scales:
         """Set every site, present and future, to a state that the script's own GradScaler was given."""
         state = {"scale": scale, "clean": clean}
         self._begin = self._begin.restore_state(state)
-        for entry in self._sites.values():
+        self.adopt_at(self._sites, state)
+
+    def adopt_at(self, sites: Iterable[str], state: Mapping[str, float | int]) -> None:
+        """Set sites that ran to a state that the script asks for."""
+        for site in sites:
+            entry = self._sites[site]
             entry.move(entry.state.restore_state(state), self._backward)
+
+    def lowest_of(self, sites: Iterable[str]) -> LossScale:
+        """Return the state with the lowest scale among sites that ran; of none, what the next one begins with."""
+        states = (self._sites[site].state for site in sites)
+        return min(states, key=lambda state: state.scale, default=self._begin)
+
+    @contextmanager
+    def noting(self, begin: Mapping[str, float | int] | None) -> Iterator[set[str]]:
+        """Yield the sites that run inside, as they do; one that is new there begins with the state `begin`."""
+        outer, self._noted = self._noted, _Noted(set(), begin)
+        try:
+            yield self._noted.sites
+        finally:
+            self._noted = outer
 
     def enter(self, site: str, loss: Tensor, *, counts: bool = True) -> LossScale:
         """Return the state for a call site that is about to run its backward pass.
@@ -150,12 +178,16 @@ class Scales:
         if counts:
             self._latest = site
             self._ran.add(site)
+            if self._noted is not None:
+                self._noted.sites.add(site)
         return found.state
 
     def _new_site(self, site: str, loss: Tensor, ceiling: float) -> _Site:
         kind = _signature(loss)
         alike = next((entry.state for entry in self._sites.values() if entry.kind == kind), None)
-        if site in self._restored:
+        if self._noted is not None and self._noted.begin is not None:
+            state = self._begin.restore_state(self._noted.begin)
+        elif site in self._restored:
             state = self._begin.restore_state(self._restored.pop(site))
         elif alike is not None:
             state = alike

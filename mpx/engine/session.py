@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
@@ -57,7 +57,13 @@ __all__ = ["Session"]
 
 
 class Session:
-    """Everything that mpx does to torch in one process, from `install` to `close`."""
+    """Everything that mpx does to torch in one process, from `install` to `close`.
+
+    Attributes:
+        current: The session that is installed, if any.
+    """
+
+    current: ClassVar[Session | None] = None
 
     def __init__(self, policy: Policy, emit: Callable[..., None], tick: Callable[..., None]) -> None:
         """Bind the services; torch is not touched before `install`.
@@ -147,7 +153,7 @@ class Session:
             silent_steps=self.stepping.told_by_others,
         )
         self.checkpoints: Checkpoints = Checkpoints(self.scales)
-        self._oprules = OpRules(policy, DEVICES.values(), tell)
+        self.oprules: OpRules = OpRules(policy, DEVICES.values(), tell)
         self._intercepts = Intercepts(self)
         self._undo = ExitStack()
         self._start_counting()
@@ -189,10 +195,12 @@ class Session:
         with ExitStack() as undo:
             undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
             torch.set_float32_matmul_precision(self.policy.matmul_precision)
-            undo.callback(self._oprules.remove)
-            self._oprules.install()
+            undo.callback(self.oprules.remove)
+            self.oprules.install()
             undo.callback(self._intercepts.remove)
             self._intercepts.install()
+            undo.callback(setattr, Session, "current", Session.current)
+            Session.current = self
             self._undo = undo.pop_all()
 
     def close(self) -> None:
@@ -277,7 +285,7 @@ class Session:
             "script-amp-kept", "the script's own mixed precision runs; the level is not applied"
         )
         self.region.casts = self._casts = False
-        self._oprules.remove()
+        self.oprules.remove()
         self._judge.stand_back()
         self.backward.stand_back(self.script_amp.true_losses)
 

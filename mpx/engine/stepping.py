@@ -111,7 +111,7 @@ class Stepping:
         if callable(closure):
             rest = {name: value for name, value in kwargs.items() if name != "closure"}
             return self._step_with_closure(inner, optimizer, closure, args[1:], rest)
-        overflowed = self._overflowed(optimizer)
+        overflowed = self.overflowed(optimizer)
         if overflowed and self._skips:
             self._skip(optimizer, overflowed)
             return None
@@ -153,13 +153,13 @@ class Stepping:
             with torch.no_grad():
                 for parameter, before in copies:
                     parameter.copy_(before)
-            self._skip(optimizer, self._overflowed(optimizer))
+            self._skip(optimizer, self.overflowed(optimizer))
             return None
         if (
             kind is not torch.optim.LBFGS
         ):  # which may end after one evaluation, and move between two the next time
             self._moves_early[kind] = moved or evaluations > 1
-        self._after(Step(optimizer, skipped=False, overflowed=tuple(self._overflowed(optimizer))))
+        self._after(Step(optimizer, skipped=False, overflowed=tuple(self.overflowed(optimizer))))
         return result
 
     def _evaluate(self, optimizer: Optimizer, closure: Call) -> Any:
@@ -171,7 +171,7 @@ class Stepping:
         for _ in range(1 + self._attempts):
             falls = self._falls()
             loss = closure()
-            if not (self._skips and self._overflowed(optimizer)):
+            if not (self._skips and self.overflowed(optimizer)):
                 return loss
             if self._falls() == falls:
                 break
@@ -181,7 +181,8 @@ class Stepping:
         self._flags.spend(overflowed)
         self._after(Step(optimizer, skipped=True, overflowed=tuple(overflowed)))
 
-    def _overflowed(self, optimizer: Optimizer) -> list[Tensor]:
+    def overflowed(self, optimizer: Optimizer) -> list[Tensor]:
+        """Return the parameters of an optimizer whose gradient overflowed, and is as the pass left it."""
         return self._flags.among(_parameters(optimizer))
 
 

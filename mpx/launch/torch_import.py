@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-__all__ = ["TorchFinder", "follow"]
+__all__ = ["IMPORT_SYSTEM", "ApexFinder", "TorchFinder", "follow"]
 
 # Python drops the import system's own frames from tracebacks and from the count of a warning's `stacklevel`, and
 # knows them by this file name. A frame that carries it is dropped with them.
-_IMPORT_SYSTEM = "<frozen importlib._bootstrap_external>"
+IMPORT_SYSTEM = "<frozen importlib._bootstrap_external>"
 
 
 class TorchFinder:
@@ -65,18 +65,43 @@ class TorchFinder:
                 sys.meta_path.remove(self)
                 self._on_import()
 
-        exec_module.__code__ = exec_module.__code__.replace(co_filename=_IMPORT_SYSTEM)
+        exec_module.__code__ = exec_module.__code__.replace(co_filename=IMPORT_SYSTEM)
         loader.exec_module = exec_module
 
 
+class ApexFinder:
+    """A meta path finder for `apex` and what is below it; all that it does is in `apex_import`, loaded when asked."""
+
+    def __init__(self, run_dir: str) -> None:
+        self._run_dir = run_dir
+        self._searching: set[int] = set()
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of the stand-in where the run gives it to who asks; None for every other module."""
+        thread = _thread.get_ident()
+        if name[:4] != "apex" or name.partition(".")[0] != "apex" or thread in self._searching:
+            return None
+        self._searching.add(thread)
+        try:
+            from mpx.launch.apex_import import stand_in
+
+            return stand_in(name, self._run_dir, lambda: _search(self, name, path, target))
+        finally:
+            self._searching.remove(thread)
+
+
 def follow(run_dir: str) -> None:
-    """See to it that this process joins the run of `run_dir` if it ever imports torch."""
+    """See to it that this process joins the run of `run_dir` if it ever imports torch, and finds our `apex`."""
 
     def join() -> None:
         from mpx.launch.join import join_run
 
         join_run(run_dir)
 
+    if not any(isinstance(finder, ApexFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, ApexFinder(run_dir))
     if "torch" in sys.modules:
         join()
     elif not any(isinstance(finder, TorchFinder) for finder in sys.meta_path):
@@ -84,7 +109,7 @@ def follow(run_dir: str) -> None:
 
 
 def _search(
-    asking: TorchFinder, name: str, path: Sequence[str] | None, target: ModuleType | None
+    asking: TorchFinder | ApexFinder, name: str, path: Sequence[str] | None, target: ModuleType | None
 ) -> ModuleSpec | None:
     for finder in list(sys.meta_path):
         if finder is not asking:

@@ -134,6 +134,7 @@ class Policy:
     ops: Ops
     fp32_modules: tuple[str, ...]
     script_amp: Literal["takeover", "keep"]
+    apex: Literal["auto", "on", "off"]
     matmul_precision: Literal["highest", "high", "medium"]
     optimizer: OptimizerGuards
     slow_kernel_ratio: float = _number(at_least=1.0)
