@@ -137,6 +137,9 @@ class Backward:
                 added_to = earlier.added_to() if flagged else []
                 finite = self._settle(leaves, losses, earlier, {id(leaf) for leaf in flagged}, now)
                 self._flags.raise_for(added_to)  # accumulation may have replaced the tensor that was flagged
+        if now.zeroed:
+            text = "overflowed gradients set to 0 where no torch optimizer steps: an update by hand adds nothing"
+            self._report("zeroed-gradients", text)
         shared = self._ranks.agree(site, now.bad, loss_finite=finite)
         if shared is not None:
             finite = shared.loss_finite
@@ -176,7 +179,7 @@ class Backward:
             new = [leaf for leaf in bad if id(leaf) not in flagged]
             now.overflowed += new
             if new:  # and not what an open window keeps
-                self._flags.expose(filled, new, self._leaves.stepped() if self._skips else None)
+                now.zeroed |= self._flags.expose(filled, new, self._leaves.stepped() if self._skips else None)
         return not any(answers[len(flags) :])
 
     def wrap_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:

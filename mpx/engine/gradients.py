@@ -156,8 +156,10 @@ class Flags:
 
     def expose(
         self, filled: Sequence[Tensor], overflowed: Sequence[Tensor], stepped: Mapping[int, bool] | None
-    ) -> None:
+    ) -> bool:
         """Flag what overflowed, and leave its infinities to be found only where a step will be skipped for them.
+
+        Returns whether gradients were zeroed that no optimizer steps: an update by hand has no effect.
 
         Args:
             filled: The leaves that have a gradient after the pass.
@@ -168,13 +170,15 @@ class Flags:
         """
         if stepped is None:
             self.raise_for(overflowed)
-            return
+            return False
         self.raise_for([leaf for leaf in overflowed if id(leaf) in stepped])
         for leaf in overflowed:
             if stepped.get(id(leaf)) is False:
                 self._flags[id(leaf)].cleared = True
                 clear_([leaf.grad])
-        clear_(leaf.grad for leaf in filled if id(leaf) not in stepped)
+        unstepped = [leaf.grad for leaf in filled if id(leaf) not in stepped]
+        clear_(unstepped)
+        return bool(unstepped)
 
     def among(self, leaves: Iterable[Tensor]) -> list[Tensor]:
         """Return those of `leaves` whose gradient is flagged. Free while nothing overflows."""

@@ -109,7 +109,7 @@ class Hooks:
             flags = unscale_([grad], now.scale)
         if any(read(flags)):
             now.overflowed.append(leaf)
-            self._flags.expose([leaf], [leaf], self._leaves.stepped() if self._skips else None)
+            now.zeroed |= self._flags.expose([leaf], [leaf], self._leaves.stepped() if self._skips else None)
         return grad
 
 

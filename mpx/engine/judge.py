@@ -48,6 +48,7 @@ class Judge:
         self._rules, self._names, self._report = rules, names, report
         self._adjusts = policy.cast_model_type != "float32"
         self._bad_in_a_row: Counter[str] = Counter()  # by call site: in a GAN one player may collapse alone
+        self._told_of_collapse: set[str] = set()
 
     def stand_back(self) -> None:
         """From now on only name what is seen: the script has mixed precision of its own."""
@@ -140,7 +141,9 @@ class Judge:
         text = f"{in_a_row} backward passes in a row were not finite (at {one.seen.site}): {causes[one.kind]}"
         if self._policy.collapse.action == "stop":
             raise CollapseError(text, hint="`--on-collapse warn` lets the run go on")
-        say(text)
+        if one.seen.site not in self._told_of_collapse:
+            self._told_of_collapse.add(one.seen.site)
+            say(text)
 
 
 def say(text: str) -> None:

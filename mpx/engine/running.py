@@ -23,12 +23,14 @@ class RunningPass:
         overflowed: Leaves of which a hook saw it before the end: the hook may have used their gradients up.
         replaced: Gradients that a hook saw, true, and then put away: nobody is to make them true again.
         bad: Leaves whose gradient was not finite at the end.
+        zeroed: Whether gradients that no optimizer steps were zeroed, as something had overflowed.
     """
 
     scale: float
     overflowed: list[Tensor] = field(default_factory=list)
     replaced: list[Tensor] = field(default_factory=list)
     bad: list[Tensor] = field(default_factory=list)
+    zeroed: bool = False
 
 
 class Running:

@@ -46,6 +46,7 @@ class Coverage(Monitor):
     def __init__(self) -> None:
         self._calls = 0
         self._counter: _Counter | None = None
+        self._compiled = False
         self._graphs_before = _graphs_compiled()
 
     def around(self, root: nn.Module) -> AbstractContextManager[Any]:
@@ -55,6 +56,7 @@ class Coverage(Monitor):
         if self._calls < SAMPLED_CALL:
             return nullcontext()
         if _graphs_compiled() > self._graphs_before:  # under a dispatch mode they would silently run eagerly
+            self._compiled = True
             return nullcontext()
         self._counter = _Counter()
         return self._counter
@@ -62,7 +64,7 @@ class Coverage(Monitor):
     def snapshot(self) -> dict[str, Any]:
         counter = self._counter
         if counter is None:
-            return {"coverage": None}
+            return {"coverage": {"missing": "torch.compile"} if self._compiled else None}
         if counter.fault is not None:
             raise counter.fault
         total = sum(row[0] for row in counter.work.values())

@@ -254,7 +254,7 @@ def _coverage(last: Sequence[Snapshot]) -> Coverage | None:
         work[item.op, item.dtype] = replace(before, flops=flops, calls=calls)
     total = sum(item.flops for item in work.values())
     half = sum(item.flops for item in work.values() if item.dtype in _HALF)
-    return Coverage(half / total if total else None, list(work.values()))
+    return Coverage(half / total if total else None, list(work.values()), "" if total else known[0].missing)
 
 
 def _casts(last: Sequence[Snapshot]) -> dict[str, Any]:

@@ -224,10 +224,14 @@ class OpWork:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of the matmul and convolution work ran in a half type (0 to 1; None when not measured)."""
+    """How much of the matmul and convolution work ran in a half type (0 to 1; None when not measured).
+
+    `missing` is why it could not be measured, where it could not.
+    """
 
     half_flops_share: float | None = None
     by_op: list[OpWork] = field(default_factory=list)
+    missing: str = ""
 
 
 @dataclass(frozen=True)

@@ -12,21 +12,29 @@ from mpx.record.parts import LossCurve, Overflow, Scaler
 from mpx.report.wording import percent, printable
 
 __all__ = [
+    "ZEROED",
     "Settling",
+    "failed_early",
     "half_type",
+    "keeps_script_amp",
     "last_loss",
     "level",
     "loss_curve",
     "loss_scale",
+    "optimizers_in_turn",
     "overflow_unit",
     "own_overflows",
     "program",
     "settling",
     "skips_nonfinite",
     "underflow",
+    "updates_by_hand",
     "working",
     "worst_scaler",
+    "zeroed",
 ]
+
+ZEROED = "zeroed-gradients"  # the engine's id of that substitution
 
 # From 2^16 down to below 1 takes 17 halvings. An overflow that comes within this many passes of the one before still
 # belongs to the search; a later one is news.
@@ -68,6 +76,16 @@ def skips_nonfinite(record: RunRecord) -> bool:
     )
 
 
+def keeps_script_amp(record: RunRecord) -> bool:
+    """Tell whether the script's own mixed precision ran as written, and mpx only watched."""
+    return record.saw_script_amp and record.preset.get("script_amp") == "keep"
+
+
+def failed_early(record: RunRecord) -> bool:
+    """Tell whether the script failed before any process imported torch: its own message says all there is to say."""
+    return not record.processes and record.status == "failed" and not record.notices
+
+
 def program(record: RunRecord) -> str:
     """Return what ran, as short as the user would call it; of a command also the one script that worked below it."""
     named = record.script or (record.command[-1] if record.command else "?")
@@ -95,6 +113,22 @@ def overflow_unit(record: RunRecord) -> str:
     return "step" if record.backwards == record.steps.attempted else "backward pass"
 
 
+def updates_by_hand(record: RunRecord) -> bool:
+    """Tell whether gradients were computed and no torch optimizer used them."""
+    return record.backwards > 0 and not record.steps.attempted
+
+
+def zeroed(record: RunRecord) -> int:
+    """Return in how many passes mpx set gradients to 0 that no torch optimizer steps: something had overflowed."""
+    return sum(item.count for item in record.substitutions if item.id == ZEROED)
+
+
+def optimizers_in_turn(record: RunRecord) -> int:
+    """Return how many optimizers share the one loss, each with passes of its own; 0 when each pass is for all."""
+    used = [item.attempted for item in record.optimizers if item.attempted]
+    return len(used) if len(used) > 1 and sum(used) == record.backwards else 0
+
+
 def worst_scaler(record: RunRecord) -> Scaler | None:
     """Return the scaler to show: the one with the most overflows, and of equals the one that went lowest."""
     return max(record.scalers, key=lambda item: (item.overflows, -item.min), default=None)
@@ -113,12 +147,16 @@ def last_loss(record: RunRecord) -> float | None:
 
 
 def underflow(record: RunRecord) -> str | None:
-    """Return how many of the sampled gradients would be 0 in the half type; None when none were sampled."""
+    """Return how many of the sampled gradients would be 0 in the half type.
+
+    None when none were sampled, or where a GradScaler of the script's had scaled them.
+    """
     known = record.gradients
-    if known is None or known.underflow is None:
+    if known is None or known.underflow is None or keeps_script_amp(record):
         return None
-    text = f"{percent(known.underflow.unscaled)} would be 0 in {printable(known.half)}"
-    if known.scale == 1:
+    share = known.underflow.unscaled
+    text = f"{percent(share) if share else 'none'} would be 0 in {printable(known.half)}"
+    if known.scale == 1 or not share:
         return text
     return f"{text} without a loss scale, {percent(known.underflow.scaled)} with it"
 

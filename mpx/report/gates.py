@@ -167,7 +167,8 @@ def _half_flops_share(case: _Case) -> _Measured:
     if coverage is None or coverage.half_flops_share is None:
         if case.record.preset.get("cast_model_type") == "float32":
             return _Measured(0.0, "nothing runs in half at this level")
-        return _Measured(None, "not judged: the share was not measured (torch.compile, or no training step)")
+        why = (coverage.missing if coverage else "") or "no training step"
+        return _Measured(None, f"not judged: the share was not measured ({why})")
     return _Measured(coverage.half_flops_share, wording.percent(coverage.half_flops_share))
 
 

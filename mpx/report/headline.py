@@ -20,10 +20,14 @@ def level_and_type(record: RunRecord) -> str:
 
 
 def headline(record: RunRecord) -> list[str]:
-    """Return level, program, number of steps, duration and ending: what is known of them."""
+    """Return level, program, what was done most, duration and ending: what is known of them."""
     parts = [level_and_type(record), printable(program(record))]
     if record.steps.attempted:
         parts.append(count(record.steps.attempted, "step"))
+    elif record.backwards:
+        parts.append(count(record.backwards, "backward pass"))
+    elif record.forwards:
+        parts.append(count(record.forwards, "forward call"))
     if record.wall_s is not None:
         parts.append(wording.seconds(record.wall_s))
     parts.append(ending(record))

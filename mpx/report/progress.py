@@ -16,7 +16,8 @@ def progress_line(record: RunRecord) -> str:
         return "torch has not been imported yet"
     if not (record.steps.attempted or record.backwards):
         return f"{count(record.forwards, 'forward call')}, nothing trained yet"
-    parts = [count(record.steps.attempted, "step")]
+    steps = record.steps.attempted
+    parts = [count(steps, "step") if steps else count(record.backwards, "backward pass")]
     if record.steps.skipped:
         parts.append(f"{record.steps.skipped:,} skipped")
     if (last := last_loss(record)) is not None:

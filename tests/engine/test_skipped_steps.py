@@ -9,6 +9,7 @@ from torch import nn
 
 LEVELS = ("O1", "O2")
 SCALE = "loss_scale.init=1024"
+ZEROED = "zeroed-gradients"  # how the report learns of it
 
 
 class Overflow:
@@ -160,15 +161,17 @@ def test_a_parameter_of_two_optimizers_skips_both(at_level, level, overflow):
         assert recorded.summary["steps"]["skipped"] == 2
 
 
-def test_an_update_by_hand_takes_no_infinity_into_the_weights(at_level, level, overflow):
+def test_an_update_by_hand_takes_no_infinity_into_the_weights_and_is_told(at_level, level, overflow):
     model = network()
     model[0].weight.register_hook(overflow.hook)
-    with at_level(level, SCALE):
+    with at_level(level, SCALE) as recorded:
         overflow.now = True
         loss_of(model).backward()
         before = weights(model)
         for parameter in model.parameters():
             parameter.data.add_(parameter.grad, alpha=-0.1)
+        (told,) = (row for row in recorded.summary["substitutions"] if row["id"] == ZEROED)
+        assert told["count"] == 1
     moved = [not torch.equal(a, b) for a, b in zip(before, weights(model), strict=True)]
     assert moved == [False] * 4  # the update leaves itself out, as an optimizer's would be
     assert finite(weights(model))
@@ -177,11 +180,12 @@ def test_an_update_by_hand_takes_no_infinity_into_the_weights(at_level, level, o
 def test_a_script_that_looks_for_infinities_finds_them_in_what_an_optimizer_steps(at_level, level, overflow):
     model = network()
     model[0].weight.register_hook(overflow.hook)
-    with at_level(level, SCALE):
+    with at_level(level, SCALE) as recorded:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         overflow.now = True
         loss_of(model).backward()
         assert not torch.isfinite(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]))
+        assert not any(row["id"] == ZEROED for row in recorded.summary["substitutions"])
         del optimizer
 
 

@@ -89,3 +89,13 @@ def test_a_formula_that_fails_costs_the_coverage_and_not_the_run(at_level, monke
     assert fault["where"] == "Coverage"
     assert "no such shape" in fault["text"]
     assert capsys.readouterr().err.count("mpx: ") == 1
+
+
+def test_of_compiled_code_nothing_is_counted_and_that_is_said(at_level):
+    def double(x):
+        return x * 2
+
+    with at_level("O1") as recorded:
+        torch.compile(double, backend="eager", dynamic=False)(torch.ones(2))
+        assert measured(recorded) == {"missing": "torch.compile"}
+    torch._dynamo.reset()

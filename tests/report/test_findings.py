@@ -16,8 +16,9 @@ from mpx.record.parts import (
     OverflowCounts,
     Scaler,
     Steps,
+    Substitution,
 )
-from mpx.report import findings
+from mpx.report import Options, findings, render, with_findings
 from mpx.report.checks import SEVERITIES
 
 O1 = {
@@ -252,15 +253,31 @@ def test_a_run_too_short_for_the_search_says_that_nothing_was_learned():
 def test_a_script_without_torch_had_nothing_to_do():
     record = RunRecord(preset=O1, status="completed", exit_code=0)
     assert "python -I" in the(record, "nothing-instrumented").hint
-    failed = the(replace(record, status="failed", exit_code=1), "nothing-instrumented")
-    assert "see its message above" in failed.text
-    assert failed.hint is None
+
+
+def test_a_script_that_fails_before_torch_has_told_enough_itself():
+    record = RunRecord(preset=O1, script="t.py", status="failed", exit_code=1)
+    assert ids(record) == ["ended-before-torch"]
+    (line,) = render(with_findings(record), Options()).splitlines()
+    assert line == "mpx  O1 float16 | t.py | torch not imported | exit code 1"
+    # where mpx could not follow it, that is worth the room
+    assert ids(replace(record, notices=["shut out"])) == ["nothing-instrumented"]
 
 
 def test_a_script_that_only_imports_torch_had_nothing_to_do():
     assert ids(RunRecord(preset=O1, status="completed", processes=[Process("p", ended=True)])) == [
         "nothing-ran"
     ]
+
+
+def test_who_ended_without_exit_handlers_is_told():
+    parent = Process("p", pid=1, trained=True, ended=True, last_t=10.0)
+    child = Process("c", pid=2, ppid=1, trained=True, last_t=4.0)
+    of_child = the(trained(processes=[parent, child]), "ended-without-cleanup").text
+    assert of_child.startswith("1 child process of the script's ended without exit handlers")
+    assert "6.00 s before the end" in of_child
+    alone = the(trained(processes=[replace(parent, ended=False)]), "ended-without-cleanup").text
+    assert alone.startswith("the process ended without exit handlers")
 
 
 def test_inference_is_told_as_normal():
@@ -273,6 +290,47 @@ def test_inference_is_told_as_normal():
 
 def test_gradients_without_an_optimizer_are_told():
     assert ids(replace(trained(), steps=Steps())) == ["no-step"]
+
+
+def by_hand(overflows, passes=100):
+    zeroed = Substitution("zeroed-gradients", "overflowed gradients set to 0", overflows)
+    scales = [2.0 ** (16 - number) for number in range(overflows)]
+    return (
+        settling(*scales, steps=passes, skipped=0, substitutions=[zeroed]) if overflows else trained(passes)
+    )
+
+
+def test_updates_by_hand_that_met_overflowed_gradients_are_told_as_normal_in_the_search():
+    record = replace(by_hand(5), steps=Steps())
+    assert ids(record) == ["scale-settled", "no-step"]
+    assert (
+        "5 overflows in the first 5 backward passes: the scale was finding"
+        in the(record, "scale-settled").text
+    )
+    assert "In 5 passes they overflowed, and mpx set them to 0" in the(record, "no-step").text
+    text = render(with_findings(record), Options())
+    assert text.startswith("mpx  O1 float16 | ? | 100 backward passes |")
+    assert "replaced" not in text  # once is enough
+    assert "100 backward passes, no optimizer step" in render(with_findings(record), Options(verbosity=-1))
+
+
+def test_updates_by_hand_that_never_met_a_gradient_learned_nothing():
+    found = the(replace(by_hand(6, passes=6), steps=Steps()), "nothing-applied")
+    assert found.severity == "warning"
+    assert "those of all 6 backward passes overflowed" in found.text
+    assert "loss_scale.init=1024" in found.hint
+
+
+def test_a_collapse_of_updates_by_hand_counts_no_steps():
+    floored = scaler(2.0**-14, backoffs=30)
+    found = the(replace(by_hand(12, passes=40), steps=Steps(), scalers=[floored]), "scale-collapse")
+    assert "gradients overflowed in 12 of 40 backward passes" in found.text
+    assert "step" not in found.text
+
+
+def test_beside_an_optimizer_the_gradients_that_no_one_steps_are_a_replacement():
+    text = render(with_findings(by_hand(2)), Options())
+    assert "replaced    overflowed gradients set to 0 (2 times)" in text
 
 
 def test_a_script_without_modules_is_told():

@@ -10,8 +10,19 @@ from hypothesis import strategies as st
 
 from mpx.record import RunRecord
 from mpx.record.model import Process
-from mpx.record.parts import Finding, LossCurve, Scaler, Steps
+from mpx.record.parts import (
+    Coverage,
+    Exponents,
+    Finding,
+    Gradients,
+    LossCurve,
+    OptimizerSteps,
+    Scaler,
+    Steps,
+    Underflow,
+)
 from mpx.report import FORMATS, Options, render, with_findings, wording
+from mpx.report.charts import charts
 from mpx.report.sparkline import NOT_FINITE, means, sparkline, steps
 
 
@@ -202,6 +213,43 @@ def test_with_several_losses_the_line_says_which_one_it_shows():
     curves = [LossCurve("gan.py:80", [1, 2, 3], [3.0, 2.0, 1.0]), LossCurve("gan.py:91", [1], [9.0])]
     text = render(RunRecord(losses=curves), Options())
     assert "3 -> 1 | one of 2 losses, of `gan.py:80`" in text
+
+
+FP16 = {"name": "O1", "dtype": "float16", "patch_torch_functions": True}
+
+
+def test_one_loss_of_several_optimizers_that_take_turns_is_no_ones_alone():
+    folds = [OptimizerSteps(f"SGD {number}", attempted=20, applied=20) for number in range(3)]
+    curve = LossCurve("t.py:5", [1, 60], [3.0, 2.0])
+    steps = Steps(60, 60)
+    record = RunRecord(preset=FP16, backwards=60, steps=steps, optimizers=folds, losses=[curve])
+    assert "3 -> 2 | of 3 optimizers in turn" in render(record, Options())
+    together = replace(record, backwards=20)  # each pass is for all of them
+    assert "in turn" not in render(together, Options())
+
+
+def test_what_could_not_be_counted_says_why():
+    record = RunRecord(preset=FP16, backwards=5, coverage=Coverage(missing="torch.compile"))
+    assert "half work   not counted: torch.compile" in render(record, Options())
+
+
+def test_where_the_scripts_own_amp_is_kept_nothing_is_said_of_what_it_scales():
+    underflow = Gradients(
+        3, half="float16", exponents=Exponents(-3, 11, [1] * 15), underflow=Underflow(0.0, 0.0)
+    )
+    record = RunRecord(
+        preset={**FP16, "script_amp": "keep"},
+        backwards=30,
+        steps=Steps(30, 29, 1),
+        saw_script_amp=True,
+        gradients=underflow,
+    )
+    text = render(record, Options())
+    assert "1 skipped by the script's own GradScaler" in text
+    assert "loss scale  the script's own" in text
+    assert "overflows" not in text
+    assert "gradients   " not in text
+    assert not [chart for chart in charts(record) if chart.id == "gradients"]
 
 
 def test_a_command_is_named_with_the_one_script_below_it():

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from mpx.record.model import RunRecord
 from mpx.report import wording
 from mpx.report.charts.plot import Axis, Bar, Chart, Edge, Plot
-from mpx.report.facts import underflow
+from mpx.report.facts import keeps_script_amp, underflow
 from mpx.report.wording import count
 
 __all__ = ["gradient_exponents"]
@@ -20,7 +20,12 @@ _FLUSHED: Mapping[str, int] = {"float16": -25, "bfloat16": -134}
 def gradient_exponents(record: RunRecord) -> Iterator[Chart]:
     """Yield the histogram, if gradients were sampled."""
     known = record.gradients
-    if known is None or known.exponents is None or not sum(known.exponents.counts):
+    if (
+        known is None
+        or known.exponents is None
+        or not sum(known.exponents.counts)
+        or keeps_script_amp(record)
+    ):
         return
     total = sum(known.exponents.counts)
     first, last = known.exponents.min, known.exponents.min + len(known.exponents.counts)

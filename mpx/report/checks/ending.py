@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpx.record.model import RunRecord
+from mpx.record.model import Process, RunRecord
 from mpx.record.parts import Finding
 from mpx.report.checks.registry import check
 from mpx.report.facts import working
@@ -38,12 +38,16 @@ def killed(record: RunRecord) -> Iterator[Finding]:
 @check(order=50)
 def ended_without_cleanup(record: RunRecord) -> Iterator[Finding]:
     """The script ended by itself, but in a way that runs no exit handlers."""
-    if record.status not in ("completed", "failed", "interrupted") or _unflushed(record) is None:
+    silent = _silent(record)
+    if record.status not in ("completed", "failed", "interrupted") or not silent:
         return
+    pids = {item.pid for item in record.processes}
+    children = all(item.ppid in pids for item in silent)
+    who = f"{count(len(silent), 'child process')} of the script's" if children else "the process"
     yield Finding(
         id="ended-without-cleanup",
         severity="info",
-        text=f"the process ended without its exit handlers (`os._exit`, `exec` or a signal). {_tail(record)}",
+        text=f"{who} ended without exit handlers (`os._exit`, `exec` or a signal). {_tail(record)}",
     )
 
 
@@ -101,16 +105,16 @@ def faults(record: RunRecord) -> Iterator[Finding]:
     )
 
 
-def _unflushed(record: RunRecord) -> float | None:
-    """Return the seconds between the last words of a process that ended without an `end`, and the end.
-
-    A process that is not known to have done anything does not count beside one that did.
-    """
-    if record.ended_t is None:
-        return None
+def _silent(record: RunRecord) -> list[Process]:
+    """Return the processes that ended without an `end`; one that did nothing does not count beside one that did."""
     known = working(record) or record.processes
-    silent = [item.last_t for item in known if not item.ended and item.last_t is not None]
-    return max(0.0, record.ended_t - min(silent)) if silent else None
+    return [item for item in known if not item.ended and item.last_t is not None]
+
+
+def _unflushed(record: RunRecord) -> float | None:
+    """Return the seconds between the last words of a process that ended without an `end`, and the end."""
+    last = [item.last_t for item in _silent(record) if item.last_t is not None]
+    return max(0.0, record.ended_t - min(last)) if last and record.ended_t is not None else None
 
 
 def _tail(record: RunRecord) -> str:

@@ -7,7 +7,16 @@ from collections.abc import Iterator
 from mpx.record.model import RunRecord
 from mpx.record.parts import Finding
 from mpx.report.checks.registry import check
-from mpx.report.facts import half_type, level, working
+from mpx.report.facts import (
+    failed_early,
+    half_type,
+    keeps_script_amp,
+    level,
+    updates_by_hand,
+    working,
+    zeroed,
+)
+from mpx.report.headline import ending
 from mpx.report.wording import count, percent
 
 __all__: list[str] = []
@@ -18,19 +27,21 @@ LITTLE = 0.5  # with less than half of the work in the half type there is little
 @check(order=30)
 def nothing_instrumented(record: RunRecord) -> Iterator[Finding]:
     """No process imported torch, or none used it."""
-    if not record.processes and record.status == "unknown":
+    if record.status == "unknown" and not record.processes:
         return
-    if not record.processes:
-        failed = record.status == "failed"
+    if failed_early(record):
+        yield Finding(
+            id="ended-before-torch",
+            severity="info",
+            text=f"the script ended before it imported torch, with {ending(record)}: nothing ran in mixed precision",
+        )
+    elif not record.processes:
         yield Finding(
             id="nothing-instrumented",
             severity="warning",
-            text="no process imported torch, so nothing ran in mixed precision"
-            + (": the script ended first, see its message above" if failed else ""),
+            text="no process imported torch, so nothing ran in mixed precision",
             evidence="0 processes imported torch",
-            hint=None
-            if failed
-            else "if the script does use torch: it ran in an interpreter that mpx cannot follow "
+            hint="if the script does use torch: it ran in an interpreter that mpx cannot follow "
             "(`python -I`, `-E` or `-S`, or an environment without PYTHONPATH)",
         )
     elif not working(record) and all(item.ended for item in record.processes):
@@ -58,13 +69,15 @@ def inference_only(record: RunRecord) -> Iterator[Finding]:
 @check(order=32)
 def no_step(record: RunRecord) -> Iterator[Finding]:
     """Gradients were computed and no optimizer used them."""
-    if record.backwards and not record.steps.attempted:
-        yield Finding(
-            id="no-step",
-            severity="info",
-            text=f"{count(record.backwards, 'backward pass')}, but no step of a torch optimizer. Normal for a script "
-            "that uses gradients in its own way: mpx gives them unscaled",
-        )
+    if not updates_by_hand(record):
+        return
+    text = (
+        f"{count(record.backwards, 'backward pass')}, but no step of a torch optimizer. Normal for a script that "
+        "uses gradients in its own way: mpx gives them unscaled"
+    )
+    if number := zeroed(record):
+        text += f". In {count(number, 'pass')} they overflowed, and mpx set them to 0: an update by hand adds nothing"
+    yield Finding(id="no-step", severity="info", text=text)
 
 
 @check(order=33)
@@ -99,7 +112,7 @@ def own_amp(record: RunRecord) -> Iterator[Finding]:
     """The script has mixed precision of its own."""
     if not record.saw_script_amp:
         return
-    if record.preset.get("script_amp") == "keep":
+    if keeps_script_amp(record):
         text = "the script's own autocast and GradScaler ran as written, as `--script-amp keep` asks; mpx only watched"
         yield Finding(id="script-amp-kept", severity="info", text=text)
         return

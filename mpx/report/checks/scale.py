@@ -15,7 +15,9 @@ from mpx.report.facts import (
     own_overflows,
     settling,
     skips_nonfinite,
+    updates_by_hand,
     worst_scaler,
+    zeroed,
 )
 from mpx.report.wording import code, count, percent, plural, scale, setting, share
 
@@ -39,7 +41,10 @@ def collapse(record: RunRecord) -> Iterator[Finding]:
     lowest = f"the loss scale fell to {scale(worst.min)}" if worst else "the loss scale is not known"
     floor = ", its floor" if floored else ""
     skipped = f"{share(record.steps.skipped, record.steps.attempted, 'step')} were skipped"
-    run = f", {record.longest_skip_run:,} of them in a row" if record.longest_skip_run else ""
+    if updates_by_hand(record):
+        skipped = f"gradients overflowed in {share(counts.backward_inf, record.backwards, 'backward pass')}"
+    in_a_row = record.longest_skip_run
+    run = f", {in_a_row:,} of them in a row" if 0 < in_a_row < record.steps.skipped else ""
     where, hint = _cause(record)
     grave = floored or not record.steps.applied
     yield Finding(
@@ -54,11 +59,12 @@ def collapse(record: RunRecord) -> Iterator[Finding]:
 @check(order=21)
 def nothing_applied(record: RunRecord) -> Iterator[Finding]:
     """Every step was skipped, before anything could be called a collapse."""
-    steps = record.steps
-    if not steps.attempted or steps.applied or not steps.skipped or any(_known_bad(record)):
+    if not _in_vain(record) or any(_known_bad(record)):
         return
     found = settling(record)
-    text = f"no step was applied: all {count(steps.skipped, 'step')} were skipped"
+    text = f"no step was applied: all {count(record.steps.skipped, 'step')} were skipped"
+    if updates_by_hand(record):
+        text = f"no update had gradients: those of all {count(record.backwards, 'backward pass')} overflowed"
     hint = None
     if found.overflows and found.scale is not None:
         text += ", because the run ended while the scale was still finding its range"
@@ -72,7 +78,7 @@ def nothing_applied(record: RunRecord) -> Iterator[Finding]:
 def settled(record: RunRecord) -> Iterator[Finding]:
     """Overflows at the start are the search for the range."""
     found = settling(record)
-    if not found.overflows or found.scale is None or not record.steps.applied or _skips_without_end(record):
+    if not found.overflows or found.scale is None or _in_vain(record) or _skips_without_end(record):
         return
     unit = overflow_unit(record)
     first = f"in the first {count(found.passes, unit)}" if found.passes > 1 else f"in the first {unit}"
@@ -109,16 +115,25 @@ def later_overflows(record: RunRecord) -> Iterator[Finding]:
         return
     text = f"{count(late, 'overflow')} after the start, {percent(rate)} of the {plural(unit)}"
     if rate <= RARE or late < FEW:
-        text += "; their steps were skipped. This is rare enough to be normal"
+        lost = "their gradients were set to 0" if updates_by_hand(record) else "their steps were skipped"
+        text += f"; {lost}. This is rare enough to be normal"
         yield Finding(id="rare-overflows", severity="info", text=text)
         return
     where, hint = _cause(record)
+    lost = "an update by hand" if updates_by_hand(record) else "a step"
     yield Finding(
         id="frequent-overflows",
         severity="warning",
-        text=f"{text}, each a skipped step. More than {percent(RARE)} is not normal: {where}",
+        text=f"{text}, each {lost} lost. More than {percent(RARE)} is not normal: {where}",
         hint=hint if dynamic else f"`--loss-scale dynamic` finds a scale that fits, or {hint}",
     )
+
+
+def _in_vain(record: RunRecord) -> bool:
+    """Tell whether no gradient ever reached a weight, as every pass overflowed."""
+    if updates_by_hand(record):
+        return zeroed(record) >= record.backwards
+    return bool(record.steps.skipped) and not record.steps.applied
 
 
 def _floored(record: RunRecord) -> bool:

@@ -10,13 +10,17 @@ from dataclasses import dataclass
 from mpx.record.model import RunRecord
 from mpx.report import wording
 from mpx.report.facts import (
+    ZEROED,
     half_type,
+    keeps_script_amp,
     level,
     loss_curve,
     loss_scale,
+    optimizers_in_turn,
     overflow_unit,
     own_overflows,
     underflow,
+    updates_by_hand,
     working,
     worst_scaler,
 )
@@ -108,7 +112,8 @@ def optimizer_steps(record: RunRecord, _: Style) -> Iterator[Row]:
     if not counts.attempted:
         return
     parts = [f"{amount(counts.applied)} of {count(counts.attempted, 'optimizer step')} applied"]
-    parts.append(f"{amount(counts.skipped)} skipped" if counts.skipped else "none skipped")
+    by = " by the script's own GradScaler" if keeps_script_amp(record) else ""
+    parts.append(f"{amount(counts.skipped)} skipped{by}" if counts.skipped else "none skipped")
     if 1 < len(record.optimizers) <= OPTIMIZERS_SHOWN:
         parts += [
             f"{printable(o.name)}: {amount(o.applied)} of {amount(o.attempted)}" for o in record.optimizers
@@ -119,6 +124,9 @@ def optimizer_steps(record: RunRecord, _: Style) -> Iterator[Row]:
 def scale(record: RunRecord, style: Style) -> Iterator[Row]:
     """The loss scale and its history."""
     if not record.backwards:
+        return
+    if keeps_script_amp(record):
+        yield Row("loss scale", ("the script's own, which mpx does not look at",), 40)
         return
     mode = loss_scale(record).get("mode")
     half = half_type(record)
@@ -153,7 +161,7 @@ def scale(record: RunRecord, style: Style) -> Iterator[Row]:
 
 def overflows(record: RunRecord, _: Style) -> Iterator[Row]:
     """How often gradients were not finite, and where first."""
-    if not record.backwards:
+    if not record.backwards or keeps_script_amp(record):
         return
     number = record.overflow_counts.backward_inf
     unit = overflow_unit(record)
@@ -170,12 +178,15 @@ def losses(record: RunRecord, style: Style) -> Iterator[Row]:
     curve = loss_curve(record)
     if curve is None:
         return
-    bars = style.bars(means([float(x) for x in curve.backward], curve.value, BARS))
+    in_turn = optimizers_in_turn(record) if len(record.losses) == 1 else 0  # then no one curve falls
+    bars = "" if in_turn else style.bars(means([float(x) for x in curve.backward], curve.value, BARS))
     first, last = wording.loss(curve.value[0]), wording.loss(curve.value[-1])
     text = f"{first} {style.arrow} {last}" if len(curve.value) > 1 else last
     parts = [f"{text}  {bars}" if bars else text]
     if len(record.losses) > 1:
         parts.append(f"one of {len(record.losses)} losses, of {code(curve.site)}")
+    if in_turn:
+        parts.append(f"of {count(in_turn, 'optimizer')} in turn")
     if record.nonfinite_losses:
         parts.append(f"NaN or infinite {times(record.nonfinite_losses)}")
     yield Row("loss", tuple(parts), 78)
@@ -185,7 +196,9 @@ def coverage(record: RunRecord, _: Style) -> Iterator[Row]:
     """How much of the work was done in the half type."""
     value = record.coverage.half_flops_share if record.coverage else None
     half = half_type(record)
-    if value is not None and half is not None:
+    if half is not None and record.coverage and record.coverage.missing:
+        yield Row("half work", (f"not counted: {printable(record.coverage.missing)}",), 55)
+    elif value is not None and half is not None:
         work = f"{wording.percent(value)} of the matmul and convolution work in {half}"
         yield Row("half work", (work, "measured on one forward call"), 55)
 
@@ -223,10 +236,12 @@ def gradients(record: RunRecord, _: Style) -> Iterator[Row]:
 
 def substitutions(record: RunRecord, _: Style) -> Iterator[Row]:
     """What mpx did otherwise than the script asked."""
-    shown = sorted(record.substitutions, key=lambda item: -item.count)[:SUBSTITUTIONS_SHOWN]
+    told = {"script-amp-kept"} | ({ZEROED} if updates_by_hand(record) else set())  # by a finding
+    known = [item for item in record.substitutions if item.id not in told]
+    shown = sorted(known, key=lambda item: -item.count)[:SUBSTITUTIONS_SHOWN]
     for item in shown:
         yield Row("replaced", (f"{printable(item.text)} ({times(item.count)})",), 30)
-    rest = len(record.substitutions) - len(shown)
+    rest = len(known) - len(shown)
     if rest > 0:
         yield Row("replaced", (f"and {count(rest, 'other thing')}, listed by `mpx report -v`",), 30)
 

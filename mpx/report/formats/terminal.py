@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mpx.record.model import RunRecord
 from mpx.record.parts import Finding
 from mpx.report import wording
-from mpx.report.facts import half_type, last_loss, level, program
+from mpx.report.facts import failed_early, half_type, last_loss, level, program
 from mpx.report.formats.options import Options
 from mpx.report.formats.rows import ROWS, Row, Style
 from mpx.report.formats.tables import tables
@@ -36,7 +36,7 @@ class _Block:
 
 def terminal(record: RunRecord, options: Options) -> str:
     """Return the report as text for `options`' stream, with a final newline."""
-    if options.verbosity < 0:
+    if options.verbosity < 0 or (options.verbosity == 0 and _is_told_by_the_script(record)):
         lines = [_one_line(record, options)]
     else:
         blocks = _blocks(record, options)
@@ -47,6 +47,10 @@ def terminal(record: RunRecord, options: Options) -> str:
             lines += tables(record, options)
     text = "".join(f"{line}\n" for line in lines)
     return text.encode(options.encoding, "backslashreplace").decode(options.encoding)
+
+
+def _is_told_by_the_script(record: RunRecord) -> bool:
+    return failed_early(record) and all(finding.severity == "info" for finding in record.findings)
 
 
 def _blocks(record: RunRecord, options: Options) -> list[_Block]:
@@ -88,10 +92,14 @@ def _one_line(record: RunRecord, options: Options) -> str:
     parts = [f"{level(record)} {half_type(record) or 'float32'}", printable(program(record))]
     if steps.attempted:
         parts.append(f"{amount(steps.applied)} of {count(steps.attempted, 'step')} applied")
+    elif record.backwards:
+        parts.append(f"{count(record.backwards, 'backward pass')}, no optimizer step")
     elif record.forwards:
         parts.append(f"{count(record.forwards, 'forward call')}, nothing trained")
-    else:
+    elif record.processes:
         parts.append("nothing trained")
+    else:
+        parts.append("torch not imported")
     last = last_loss(record)
     if last is not None:
         parts.append(f"last loss {wording.loss(last)}")
