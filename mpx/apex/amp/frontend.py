@@ -71,8 +71,8 @@ def _word(value: Any) -> str:
     """Return an option as a word: scripts give booleans and numbers as text too, and types as torch's."""
     text = str(value).removeprefix("torch.")
     try:
-        return str(float(value))
-    except (TypeError, ValueError):
+        return str(float(text))
+    except ValueError:
         return "half" if text in ("float16", "bfloat16") else text
 
 
