@@ -9,7 +9,7 @@ try:
     from apex import amp, optimizers  # noqa: F401
     from apex.fp16_utils import *  # noqa: F403
     from apex.multi_tensor_apply import multi_tensor_applier
-    from apex.parallel import DistributedDataParallel as DDP  # noqa: F401
+    from apex.parallel import DistributedDataParallel as DDP  # noqa: F401, N817
     from apex.parallel import convert_syncbn_model
 except ImportError:
     amp = None
@@ -28,7 +28,12 @@ def main():
         raise ImportError("Please install apex from https://www.github.com/nvidia/apex to run this example.")
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 4),
     )
     if args.sync_bn:
         model = convert_syncbn_model(model)

@@ -15,41 +15,41 @@ parser.add_argument("--opt-level", default=None)
 opt = parser.parse_args()
 
 torch.manual_seed(0)
-netG = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8))
-netD = nn.Sequential(nn.Linear(8, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
+generator = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8))
+discriminator = nn.Sequential(nn.Linear(8, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
 criterion = nn.BCEWithLogitsLoss()
-optimizerD = torch.optim.Adam(netD.parameters(), lr=2e-3, betas=(0.5, 0.999))
-optimizerG = torch.optim.Adam(netG.parameters(), lr=2e-3, betas=(0.5, 0.999))
+optimizer_d = torch.optim.Adam(discriminator.parameters(), lr=2e-3, betas=(0.5, 0.999))
+optimizer_g = torch.optim.Adam(generator.parameters(), lr=2e-3, betas=(0.5, 0.999))
 if opt.opt_level:
-    [netD, netG], [optimizerD, optimizerG] = amp.initialize(
-        [netD, netG], [optimizerD, optimizerG], opt_level=opt.opt_level, num_losses=3
+    [discriminator, generator], [optimizer_d, optimizer_g] = amp.initialize(
+        [discriminator, generator], [optimizer_d, optimizer_g], opt_level=opt.opt_level, num_losses=3
     )
 
 for i in range(5):
-    netD.zero_grad()
-    errD_real = criterion(netD(torch.randn(8, 8)), torch.ones(8, 1))
+    discriminator.zero_grad()
+    loss_real = criterion(discriminator(torch.randn(8, 8)), torch.ones(8, 1))
     if opt.opt_level:
-        with amp.scale_loss(errD_real, optimizerD, loss_id=0) as errD_real_scaled:
-            errD_real_scaled.backward()
+        with amp.scale_loss(loss_real, optimizer_d, loss_id=0) as scaled_loss:
+            scaled_loss.backward()
     else:
-        errD_real.backward()
-    fake = netG(torch.randn(8, 4))
-    errD_fake = criterion(netD(fake.detach()), torch.zeros(8, 1))
+        loss_real.backward()
+    fake = generator(torch.randn(8, 4))
+    loss_fake = criterion(discriminator(fake.detach()), torch.zeros(8, 1))
     if opt.opt_level:
-        with amp.scale_loss(errD_fake, optimizerD, loss_id=1) as errD_fake_scaled:
-            errD_fake_scaled.backward()
+        with amp.scale_loss(loss_fake, optimizer_d, loss_id=1) as scaled_loss:
+            scaled_loss.backward()
     else:
-        errD_fake.backward()
-    optimizerD.step()
+        loss_fake.backward()
+    optimizer_d.step()
 
-    netG.zero_grad()
-    errG = criterion(netD(fake), torch.ones(8, 1))
+    generator.zero_grad()
+    loss_g = criterion(discriminator(fake), torch.ones(8, 1))
     if opt.opt_level:
-        with amp.scale_loss(errG, optimizerG, loss_id=2) as errG_scaled:
-            errG_scaled.backward()
+        with amp.scale_loss(loss_g, optimizer_g, loss_id=2) as scaled_loss:
+            scaled_loss.backward()
     else:
-        errG.backward()
-    optimizerG.step()
-    print(f"players {i} {errD_real.item()!r} {errD_fake.item()!r} {errG.item()!r}")
+        loss_g.backward()
+    optimizer_g.step()
+    print(f"players {i} {loss_real.item()!r} {loss_fake.item()!r} {loss_g.item()!r}")
 if opt.opt_level:
     assert list(amp.state_dict()) == ["loss_scaler0", "loss_scaler1", "loss_scaler2"]

@@ -29,8 +29,14 @@ def scale_loss(
 
 @contextmanager
 def disable_casts() -> Iterator[None]:
-    """Compute in FP32 inside, as `torch.autocast(enabled=False)` does."""
+    """Compute in FP32 inside, as `torch.autocast(enabled=False)` does.
+
+    Models whose weights are half themselves (O3) cannot: around calls of them it does nothing, as apex's.
+    """
     region = session().region
+    if session().policy.master_weights is False and not region.is_open():
+        yield
+        return
     with region.refused(), region.disabled():
         yield
 
