@@ -50,7 +50,8 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
                 raise ValueError(
                     f"{name} is not carried out by mpx, whose apex DDP is torch's. Expected it left out"
                 )
-        super().__init__(module, broadcast_buffers=False, find_unused_parameters=delay_allreduce)
+        super().__init__(module, find_unused_parameters=delay_allreduce)
+        self.broadcast_buffers = False  # as an argument it is going out of use
 
     def enable_allreduce(self) -> None:
         """Reduce the gradients of backward passes from now on."""
