@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
-import traceback
 from typing import Any, NoReturn
 
 import click
@@ -44,6 +42,8 @@ class _LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in _COMMANDS and not name.startswith("-"):
+            import difflib
+
             nearest = difflib.get_close_matches(name, _COMMANDS, n=1)
             raise UsageError(
                 f"there is no command `{name}`. Expected one of: {', '.join(_COMMANDS)}",
@@ -78,6 +78,8 @@ def main() -> NoReturn:
     try:
         cli(prog_name="mpx")
     except Exception:  # noqa: BLE001 - what gets here is a fault of mpx, and its exit code says so
+        import traceback
+
         traceback.print_exc()
         click.echo("error: this is a fault of mpx, please report it with the lines above", err=True)
     sys.exit(os.EX_SOFTWARE)

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from mpx.presets import Override, Resolved
 
 __all__ = ["override_options", "policy_options", "resolve_from_options"]
@@ -132,7 +133,8 @@ def _override_options() -> list[Callable[[Any], Any]]:
             "--fail-on",
             metavar="EXPR",
             multiple=True,
-            help="Exit with 96 when the target succeeds and this is true: `overflow_rate>5%`; repeatable.",
+            help="Exit with 96 when the target succeeds and this is true: `overflow_rate>5%`, or a name alone if there "
+            "must be none; repeatable.",
         ),
         click.option(
             "--abort-on",
@@ -143,7 +145,7 @@ def _override_options() -> list[Callable[[Any], Any]]:
         click.option(
             "--max-steps",
             metavar="N",
-            help="End the target, as if it had succeeded, after N optimizer steps.",
+            help="End the target, as if it had succeeded, after N optimizer steps; 0: never.",
         ),
         click.option(
             "--set",
@@ -157,6 +159,8 @@ def _override_options() -> list[Callable[[Any], Any]]:
 
 def _complete_level(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     del ctx, param
+    from click.shell_completion import CompletionItem
+
     from mpx.presets import list_presets
 
     levels = [CompletionItem(info.name, help=info.description) for info in list_presets()]

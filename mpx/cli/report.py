@@ -46,7 +46,8 @@ def _print_schema(ctx: click.Context, param: click.Parameter, value: Any) -> Non
     "--fail-on",
     metavar="EXPR",
     multiple=True,
-    help=f"Exit with {GATE_FAILED} when this is true of the run: `overflow_rate>5%`; repeatable.",
+    help=f"Exit with {GATE_FAILED} when this is true of the run: `overflow_rate>5%`, or a name alone if there must "
+    "be none; repeatable.",
 )
 @click.option(
     "--combine",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 import shlex
 import sys
@@ -21,9 +22,10 @@ from mpx.launch.placement import is_disabled, is_first_rank, outer_run, rank_key
 from mpx.launch.run import Order, check_ops, run_as_rank, run_supervised
 from mpx.launch.supervise import Beat, child_environment, mirror, replace
 from mpx.launch.target import KINDS, Kind, Target, detect, isolation
-from mpx.record import RunDirectory, RunRecord
+from mpx.record import RunDirectory
 
 if TYPE_CHECKING:
+    from mpx.record import RunRecord
     from mpx.report.files import ReportFile
 
 __all__ = ["TargetCommand", "run"]
@@ -164,7 +166,8 @@ def run(
     if directory.notice is not None:
         say(directory.notice)
     directory.write_preset(order.preset, order.origin)
-    ending = run_supervised(order, directory, os.environ, beat=_beat(progress, directory, say))
+    beat = _beat(progress, directory, say)
+    ending = run_supervised(order, directory, os.environ, beat=beat, meanwhile=_load_report)
     record = _conclude(directory, gates, wanted, say, quiet=quiet, verbose=verbose)
     if record is not None and (ci == "github" or (ci == "auto" and os.environ.get("GITHUB_STEP_SUMMARY"))):
         tell_github(record, directory, os.environ, say, quiet=quiet > 1)
@@ -229,6 +232,13 @@ def _beat(every_s: float | None, directory: RunDirectory, say: Say) -> Beat | No
     from mpx.report.progress import progress_line
 
     return Beat(every_s, lambda: say(progress_line(directory.record())))
+
+
+def _load_report() -> None:
+    """Load what the end of the run will need, while there is time."""
+    with suppress(Exception):  # it is told when the report is made
+        importlib.import_module("mpx.record.fold")
+        importlib.import_module("mpx.report.formats.terminal")
 
 
 def _report_files(texts: tuple[str, ...]) -> list[ReportFile]:

@@ -6,13 +6,16 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from mpx.errors import Problem, UsageError
 from mpx.gates import Gate, GateError, parse_gate
-from mpx.record import RunDirectory, RunRecord, find_run
-from mpx.report import Options, render
+from mpx.record import RunDirectory, find_run
+
+if TYPE_CHECKING:
+    from mpx.record import RunRecord
 
 __all__ = ["GATE_FAILED", "Gates", "gates_of_option", "read_gates", "tell_github"]
 
@@ -80,6 +83,7 @@ def tell_github(
 
     Workflow commands are read from both streams; stdout is the script's.
     """
+    from mpx.report import Options, render
     from mpx.report.github import workflow_commands
 
     if not quiet:

@@ -5,7 +5,6 @@ A gate describes what must not be: it fails when its expression is true. So seve
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 import re
@@ -242,5 +241,7 @@ def _one_of(names: Iterable[str]) -> str:
 
 def _nearest(name: str, candidates: Iterable[str]) -> str | None:
     options = {candidate.lower(): candidate for candidate in candidates}
+    import difflib
+
     near = difflib.get_close_matches(name.lower(), options, n=1, cutoff=0.6)
     return options[near[0]] if near else None

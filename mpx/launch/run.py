@@ -6,9 +6,9 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import Any, NoReturn
 
 from mpx import __version__
@@ -53,9 +53,16 @@ def check_ops(names: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def run_supervised(
-    order: Order, run: RunDirectory, environ: Mapping[str, str], *, beat: Beat | None = None
+    order: Order,
+    run: RunDirectory,
+    environ: Mapping[str, str],
+    *,
+    beat: Beat | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Ending:
     """Run the target to its end; the run directory then has everything but the record.
+
+    `beat` and `meanwhile` are those of `supervise`.
 
     Raises:
         LaunchError: The target could not be started.
@@ -63,7 +70,7 @@ def run_supervised(
     shard = run.shard("supervisor")
     shard.write(_described(order, run))
     try:
-        ending = supervise(order.target, run.path, environ, beat=beat)
+        ending = supervise(order.target, run.path, environ, beat=beat, meanwhile=meanwhile)
     except LaunchError as error:
         shard.write(
             {"event": "exit", "exit_code": error.exit_code, "signal": None, "status": "failed", "wall_s": 0.0}
@@ -104,6 +111,6 @@ def _described(order: Order, run: RunDirectory) -> dict[str, Any]:
         "origin": dict(order.origin),
         "cwd": os.getcwd(),
         "host": platform.node(),
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
         "notices": [*order.notices, *([run.notice] if run.notice else [])],
     }

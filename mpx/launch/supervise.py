@@ -82,9 +82,14 @@ def child_environment(run_dir: Path, environ: Mapping[str, str]) -> dict[str, st
 
 
 def supervise(
-    target: Target, run_dir: Path, environ: Mapping[str, str], *, beat: Beat | None = None
+    target: Target,
+    run_dir: Path,
+    environ: Mapping[str, str],
+    *,
+    beat: Beat | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Ending:
-    """Run the target and return how it ended.
+    """Run the target and return how it ended; `meanwhile` is called once, when it has started.
 
     Signals that would end this process stay held back when it returns: `mirror` lets go of them.
 
@@ -109,6 +114,8 @@ def supervise(
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         raise _cannot_start(target, error) from None
     due = time.monotonic() + beat.every_s if beat else None
+    if meanwhile is not None:
+        meanwhile()
     while child.poll() is None:
         if beat is not None and due is not None and time.monotonic() >= due:
             due = time.monotonic() + beat.every_s

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import shutil
 import sys
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +62,13 @@ def _kind_of(word: str, *, after_dashes: bool) -> Kind:
     if path.is_dir():
         # A folder that python could not run does not hide the program of that name.
         return "script" if (path / "__main__.py").is_file() else "command"
-    return "script" if path.is_file() and (path.suffix == ".py" or zipfile.is_zipfile(path)) else "command"
+    return "script" if path.is_file() and (path.suffix == ".py" or _is_zip(path)) else "command"
+
+
+def _is_zip(path: Path) -> bool:
+    import zipfile
+
+    return zipfile.is_zipfile(path)
 
 
 def _script_name(word: str) -> str:
@@ -146,6 +150,8 @@ def _other_spelling(word: str) -> str | None:
         names = os.listdir(path.parent)
     except OSError:
         return f"there is no folder `{path.parent}`"
+    import difflib
+
     nearest = difflib.get_close_matches(path.name, names, n=1)
     return f"did you mean `{path.with_name(nearest[0])}`?" if nearest else None
 

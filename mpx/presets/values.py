@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -112,6 +111,8 @@ def spellings(spec: FieldSpec) -> list[str]:
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
     """Return the candidate that was probably meant, if any is near."""
     options = {candidate.lower(): candidate for candidate in candidates}
+    import difflib
+
     close = difflib.get_close_matches(name.lower(), options, n=1, cutoff=0.6)
     return options[close[0]] if close else None
 

@@ -9,14 +9,15 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpx.errors import RecordError
 from mpx.record.codec import dumps
-from mpx.record.fold import fold
-from mpx.record.model import RunRecord
 from mpx.record.retention import Event
 from mpx.record.shards import ShardWriter, read_shard, write_atomically
+
+if TYPE_CHECKING:
+    from mpx.record.model import RunRecord
 
 __all__ = ["RunDirectory"]
 
@@ -152,6 +153,9 @@ class RunDirectory:
         Raises:
             RecordError: Neither is there, or `run.json` is damaged.
         """
+        from mpx.record.fold import fold
+        from mpx.record.model import RunRecord
+
         if any((self.path / "events").glob("*.jsonl")):
             return fold(self.events())
         if (self.path / "run.json").exists():

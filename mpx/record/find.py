@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +50,8 @@ def _by_name(name: str, cwd: Path) -> Path:
             f"`{name}` names {len(matches)} runs. Expected one",
             hint="one of: " + ", ".join(f"`{path.name}`" for path in matches[-5:]),
         )
+    import difflib
+
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     raise RecordError(
         f"no run `{name}`. Expected a run directory, or a name below `.mpx/runs`",

@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from mpx.cli.export import export
-from mpx.record import RunDirectory, fold
+from mpx.record import RunDirectory
+from mpx.record.fold import fold
 from mpx.record.shards import read_shard
 from mpx.report.tensorboard import scalars, write_events
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from mpx.errors import RecordError
-from mpx.record import RunDirectory, find_run, fold
+from mpx.record import RunDirectory, find_run
+from mpx.record.fold import fold
 
 
 @pytest.fixture

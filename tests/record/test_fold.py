@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpx.record import fold
+from mpx.record.fold import fold
 from mpx.record.retention import FAULTS_KEPT, OVERFLOWS_KEPT, retain
 
 KINDS = ["loss_nan", "forward_inf", "backward_inf"]

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from mpx.errors import RecordError
-from mpx.record import RunDirectory, fold
+from mpx.record import RunDirectory
 from mpx.record.combine import combine
-from mpx.record.fold import RECORDED
+from mpx.record.fold import RECORDED, fold
 from mpx.report import with_findings
 
 SITE = "train.py:7"

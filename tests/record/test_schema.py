@@ -8,7 +8,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from mpx.record import RunRecord, fold
+from mpx.record import RunRecord
+from mpx.record.fold import fold
 from mpx.record.schema import record_schema, record_schema_text
 from mpx.record.shards import read_shard
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpx.record import ShardWriter, fold
+from mpx.record import ShardWriter
 from mpx.record import shards as shards_module
+from mpx.record.fold import fold
 from mpx.record.shards import read_shard
 
 

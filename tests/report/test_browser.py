@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpx.record import fold
+from mpx.record.fold import fold
 from mpx.record.shards import read_shard
 from mpx.report import Options, render, with_findings
 from mpx.report.charts import charts

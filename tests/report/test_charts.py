@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpx.record import RunRecord, fold
+from mpx.record import RunRecord
+from mpx.record.fold import fold
 from mpx.record.parts import (
     Exponents,
     Gradients,

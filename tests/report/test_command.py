@@ -54,6 +54,34 @@ def test_json_is_the_record(run):
     assert [finding["id"] for finding in data["findings"]] == ["killed", "scale-settled"]
 
 
+def loaded_by(*words):
+    """Return the modules that a command has loaded when it ends."""
+    code = "import sys; from mpx.cli import cli\ntry: cli()\nfinally: print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    return set(done.stderr.splitlines()[-1].split())
+
+
+def test_only_what_a_command_needs_is_loaded(run):
+    """An answer must come at once: each of these costs more time to load than it takes to use."""
+    html, model = "mpx.report.formats.as_html", "mpx.record.parts"
+    heavy = {
+        html,
+        "mpx.report.charts",
+        "mpx.report.formats.junit",
+        "hashlib",
+        "xml",
+        "yaml",
+        "difflib",
+        "torch",
+    }
+    assert not loaded_by("--help") & {*heavy, model, "mpx.report"}
+    assert not loaded_by("run", "--help") & {*heavy, model, "mpx.report"}
+    terminal = loaded_by("report")
+    assert model in terminal
+    assert not terminal & heavy
+    assert {html, "mpx.report.charts"} <= loaded_by("report", "--format", "html")
+
+
 def test_quiet_is_one_line_and_verbose_has_tables(run):
     assert call("-q").stdout.count("\n") == 1
     assert "processes that imported torch:" in call("-v").stdout

@@ -16,7 +16,6 @@ from mpx.record.parts import (
     OverflowCounts,
     Scaler,
     Steps,
-    Substitution,
 )
 from mpx.report import Options, findings, render, with_findings
 from mpx.report.checks import SEVERITIES
@@ -290,47 +289,6 @@ def test_inference_is_told_as_normal():
 
 def test_gradients_without_an_optimizer_are_told():
     assert ids(replace(trained(), steps=Steps())) == ["no-step"]
-
-
-def by_hand(overflows, passes=100):
-    zeroed = Substitution("zeroed-gradients", "overflowed gradients set to 0", overflows)
-    scales = [2.0 ** (16 - number) for number in range(overflows)]
-    return (
-        settling(*scales, steps=passes, skipped=0, substitutions=[zeroed]) if overflows else trained(passes)
-    )
-
-
-def test_updates_by_hand_that_met_overflowed_gradients_are_told_as_normal_in_the_search():
-    record = replace(by_hand(5), steps=Steps())
-    assert ids(record) == ["scale-settled", "no-step"]
-    assert (
-        "5 overflows in the first 5 backward passes: the scale was finding"
-        in the(record, "scale-settled").text
-    )
-    assert "In 5 passes they overflowed, and mpx set them to 0" in the(record, "no-step").text
-    text = render(with_findings(record), Options())
-    assert text.startswith("mpx  O1 float16 | ? | 100 backward passes |")
-    assert "replaced" not in text  # once is enough
-    assert "100 backward passes, no optimizer step" in render(with_findings(record), Options(verbosity=-1))
-
-
-def test_updates_by_hand_that_never_met_a_gradient_learned_nothing():
-    found = the(replace(by_hand(6, passes=6), steps=Steps()), "nothing-applied")
-    assert found.severity == "warning"
-    assert "those of all 6 backward passes overflowed" in found.text
-    assert "loss_scale.init=1024" in found.hint
-
-
-def test_a_collapse_of_updates_by_hand_counts_no_steps():
-    floored = scaler(2.0**-14, backoffs=30)
-    found = the(replace(by_hand(12, passes=40), steps=Steps(), scalers=[floored]), "scale-collapse")
-    assert "gradients overflowed in 12 of 40 backward passes" in found.text
-    assert "step" not in found.text
-
-
-def test_beside_an_optimizer_the_gradients_that_no_one_steps_are_a_replacement():
-    text = render(with_findings(by_hand(2)), Options())
-    assert "replaced    overflowed gradients set to 0 (2 times)" in text
 
 
 def test_a_script_without_modules_is_told():

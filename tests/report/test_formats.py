@@ -13,7 +13,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from mpx.errors import UsageError
-from mpx.record import Finding, RunRecord, fold
+from mpx.record import Finding, RunRecord
+from mpx.record.fold import fold
 from mpx.record.parts import LossCurve, Overflow, Scaler, Verdict
 from mpx.record.shards import read_shard
 from mpx.report import FORMATS, Options, render, with_findings

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from mpx.gates import MEASURES, parse_gate
-from mpx.record import RunRecord, fold
+from mpx.record import RunRecord
+from mpx.record.fold import fold
 from mpx.record.model import Process
 from mpx.record.parts import (
     Coverage,

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mpx.record import RunRecord, fold
+from mpx.record import RunRecord
+from mpx.record.fold import fold
 from mpx.record.shards import read_shard
 from mpx.report import FORMATS, Options, render, with_findings
 

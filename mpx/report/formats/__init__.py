@@ -1,18 +1,13 @@
-"""The formats of a report, in one table: a new one is a row here."""
+"""The formats of a report, in one table: a new one is a row here. Each is loaded when it is asked for."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mpx.record.model import RunRecord
-from mpx.report.formats.as_csv import as_csv
-from mpx.report.formats.as_html import as_html
-from mpx.report.formats.as_json import as_json
-from mpx.report.formats.junit import junit
-from mpx.report.formats.markdown import markdown
 from mpx.report.formats.options import Options
-from mpx.report.formats.terminal import terminal
 
 __all__ = ["FORMATS", "Format", "Options", "Renderer", "render"]
 
@@ -21,20 +16,33 @@ Renderer = Callable[[RunRecord, Options], str]
 
 @dataclass(frozen=True)
 class Format:
-    """One way to show a record: `file_name` is what it is called in a run directory, `holds` what it is, in words."""
+    """One way to show a record.
 
-    render: Renderer
+    Attributes:
+        home: The renderer, as `module:function` of this package.
+        file_name: What it is called in a run directory.
+        holds: What it is, in words.
+    """
+
+    home: str
     file_name: str
     holds: str
 
+    @property
+    def render(self) -> Renderer:
+        """The renderer: its module is imported now."""
+        module, _, name = self.home.partition(":")
+        renderer: Renderer = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+        return renderer
+
 
 FORMATS: Mapping[str, Format] = {
-    "terminal": Format(terminal, "report.txt", "text"),
-    "markdown": Format(markdown, "report.md", "for a job summary or an issue"),
-    "html": Format(as_html, "report.html", "one page with charts, no network"),
-    "json": Format(as_json, "report.json", "the record, as in run.json"),
-    "junit": Format(junit, "report.xml", "test cases for a CI server"),
-    "csv": Format(as_csv, "report.csv", "the numbers, one a row"),
+    "terminal": Format("terminal:terminal", "report.txt", "text"),
+    "markdown": Format("markdown:markdown", "report.md", "for a job summary or an issue"),
+    "html": Format("as_html:as_html", "report.html", "one page with charts, no network"),
+    "json": Format("as_json:as_json", "report.json", "the record, as in run.json"),
+    "junit": Format("junit:junit", "report.xml", "test cases for a CI server"),
+    "csv": Format("as_csv:as_csv", "report.csv", "the numbers, one a row"),
 }
 
 
