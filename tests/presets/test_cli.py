@@ -110,6 +110,7 @@ def test_validate_checks_every_file_and_fails_if_one_is_wrong(invoke, write):
         (["--half-op", "softmax"], "ops.user_half", ("softmax",)),
         (["--fp32-module", "[ab]*", "--fp32-module", "LayerNorm"], "fp32_modules", ("[ab]*", "LayerNorm")),
         (["--script-amp", "keep"], "script_amp", "keep"),
+        (["--apex", "off"], "apex", "off"),
         (["--on-collapse", "stop"], "collapse.action", "stop"),
         (["--set", "collapse.after=7"], "collapse.after", 7),
         (["--set", "fp32_modules+=LayerNorm"], "fp32_modules", ("LayerNorm",)),
