@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "report": {"errors", "gates", "record"},
     "monitors": {"errors", "loss_scale", "presets", "record"},
     "engine": {"errors", "gates", "loss_scale", "presets", "record", "monitors"},
-    "apex": {"errors", "loss_scale", "engine"},
+    "apex": {"errors", "loss_scale", "engine", "launch"},
     "launch": {"errors", "record"},
     "cli": {"errors", "gates", "presets", "record", "report", "launch"},
     "__main__": {"cli"},

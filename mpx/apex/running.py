@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch  # noqa: F401 - the session begins when torch is imported
 
 from mpx.engine.session import Session
+from mpx.launch.apex_import import refused
 
 __all__ = ["serve", "session"]
 
@@ -24,4 +25,8 @@ def session() -> Session:
 
 def serve(part: str, text: str) -> None:
     """Tell the report that the script uses a part of the stand-in, and what it does."""
-    session().tell(f"apex-{part}", f"apex.{part} is mpx's: {text}")
+    tell = session().tell
+    tell(f"apex-{part}", f"apex.{part} is mpx's: {text}")
+    for library in sorted(refused):
+        tell(f"apex-not-for-{library}", f"{library} did not find apex: `--apex on` gives it to libraries too")
+    refused.clear()

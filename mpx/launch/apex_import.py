@@ -19,13 +19,14 @@ from typing import Any
 
 from mpx.launch.torch_import import IMPORT_SYSTEM
 
-__all__ = ["stand_in"]
+__all__ = ["refused", "stand_in"]
 
 _MPX = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _INSTALLED = tuple(os.sep + folder + os.sep for folder in ("site-packages", "dist-packages"))
 _OF_NVIDIA = "multi_tensor_apply"  # a part that every version of NVIDIA's apex has
-# Import and pickle for others: who asks is the code that called them.
+refused: set[str] = set()  # the installed libraries that looked and did not find it
+# Import and unpickle for others: who asks is the code that called them.
 _GO_BETWEENS = ("apex", "torch")
 
 
@@ -43,7 +44,7 @@ def stand_in(name: str, run_dir: str, search: Callable[[], ModuleSpec | None]) -
     if name == "apex":
         return _package(search, everybody=mode == "on")
     ours = _spec(name)
-    package = sys.modules["apex"].__spec__
+    package = getattr(sys.modules.get("apex"), "__spec__", None)
     if ours is None or package is None:
         return None
     is_amp = name == "apex.amp" or name.startswith("apex.amp.")
@@ -142,15 +143,16 @@ def _attribute(name: str) -> Any:
 
 
 def _script_asks() -> bool:
-    """Whether the code that imports or probes belongs to no installed library."""
+    """Whether the code that imports or probes belongs to no installed library; if it does, that is noted."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - no other way to learn who asks
     while frame is not None:
         name = str(frame.f_globals.get("__name__"))
         if name == "__main__":
             return True
-        path = frame.f_code.co_filename
-        between = name.partition(".")[0] in _GO_BETWEENS or path.startswith((_MPX, "<frozen "))
+        path, top = frame.f_code.co_filename, name.partition(".")[0]
+        between = top in _GO_BETWEENS or path.startswith((_MPX, "<frozen "))
         if not between and any(folder in path for folder in _INSTALLED):
+            refused.add(top)
             return False
         if not between and not path.startswith(_STANDARD):
             return True

@@ -1,5 +1,6 @@
 """Functions that a script wants in another type, by decorator, by name and for a stretch of code."""
 
+import importlib
 import types
 
 import pytest
@@ -131,5 +132,7 @@ def test_lists_are_not_there_and_say_what_is(apex_at):
     with apex_at("O1") as (apex, _):
         with pytest.raises(AttributeError, match="--half-op NAME"):
             _ = apex.amp.lists
+        with pytest.raises(ImportError, match="--half-op NAME"):
+            importlib.import_module("mpx.apex.amp.lists")
         with pytest.raises(AttributeError, match="no attribute 'nothing'"):
             _ = apex.amp.nothing

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from mpx.launch.apex_import import refused
+
 
 def batch(step):
     torch.manual_seed(100 + step)
@@ -43,6 +45,14 @@ def test_an_optimizer_is_torchs_to_the_bit(apex_at, level, name, options, same):
         found, _ = trained(lambda parameters: getattr(apex.optimizers, name)(parameters, **options))
         assert recorded.summary["steps"]["applied"] == 5
     assert found.equal(expected)
+
+
+def test_adam_of_old_clips(apex_at):
+    with apex_at("O0") as (apex, _):
+        clipped = nn.Parameter(torch.zeros(2))
+        optimizer = apex.optimizers.FusedAdam([clipped], max_grad_norm=1.0)
+        stepped(optimizer, clipped, [torch.tensor([3.0, 4.0])])
+        assert optimizer.state[clipped]["exp_avg"].tolist() == pytest.approx([0.06, 0.08], rel=1e-5)
 
 
 def by_formula(gradients, weights, *, lr, decay, correct=True, lamb=False, clip=None):
@@ -292,3 +302,12 @@ def test_each_part_is_told_once(apex_at):
             getattr(apex, part)
             assert recorded.substituted(f"apex-{part}")
         assert len(recorded.summary["substitutions"]) == len(parts)
+
+
+def test_a_library_that_did_not_find_it_is_named_once(apex_at):
+    refused.add("timm")
+    with apex_at("O1") as (apex, recorded):
+        assert apex.amp
+        assert apex.parallel
+        texts = [row["text"] for row in recorded.summary["substitutions"]]
+    assert sum("timm did not find apex: `--apex on`" in text for text in texts) == 1

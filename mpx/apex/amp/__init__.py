@@ -6,6 +6,7 @@ from mpx.apex.running import serve
 
 from ._amp_state import _amp_state, master_params
 from .amp import (
+    NO_LISTS,
     float_function,
     half_function,
     init,
@@ -38,9 +39,4 @@ serve("amp", "the level of the run does what it did")
 
 
 def __getattr__(name: str) -> object:
-    if name == "lists":
-        raise AttributeError(
-            "mpx has no `apex.amp.lists`: its lists of operations are those of the preset. "
-            "`mpx run --half-op NAME` or `--fp32-op NAME` moves an operation"
-        )
-    raise AttributeError(f"module 'apex.amp' has no attribute {name!r}")
+    raise AttributeError(NO_LISTS if name == "lists" else f"module 'apex.amp' has no attribute {name!r}")

@@ -16,6 +16,7 @@ from ._amp_state import _amp_state
 from .handle import AmpHandle
 
 __all__ = [
+    "NO_LISTS",
     "float_function",
     "half_function",
     "init",
@@ -25,6 +26,10 @@ __all__ = [
     "register_promote_function",
 ]
 
+NO_LISTS = (
+    "mpx has no `apex.amp.lists`: its lists of operations are those of the preset. "
+    "`mpx run --half-op NAME` or `--fp32-op NAME` moves an operation"
+)
 Call = Callable[..., Any]
 
 

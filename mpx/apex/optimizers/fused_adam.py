@@ -35,6 +35,7 @@ class FusedAdam(torch.optim.Optimizer):
         set_grad_none: bool = True,
         capturable: bool = False,
         master_weights: bool = False,
+        max_grad_norm: float = 0.0,
     ) -> None:
         """Make the optimizer.
 
@@ -43,6 +44,7 @@ class FusedAdam(torch.optim.Optimizer):
             adam_w_mode: Whether weight decay is apart from the gradient (AdamW) or added to it.
             set_grad_none: Whether `zero_grad` drops gradients or zeroes them.
             capturable: Without effect, as `master_weights`: the weights are FP32.
+            max_grad_norm: Bound on the norm of all gradients together, of apex before 2019; 0 is none.
         """
         if amsgrad:
             raise RuntimeError("FusedAdam does not support AMSGrad")
@@ -55,6 +57,7 @@ class FusedAdam(torch.optim.Optimizer):
         }
         super().__init__(params, defaults)
         self.adam_w_mode, self.set_grad_none = int(adam_w_mode), set_grad_none
+        self.max_grad_norm = max_grad_norm
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Drop the gradients, or zero them."""
@@ -67,6 +70,9 @@ class FusedAdam(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self.max_grad_norm > 0:
+            everything = [parameter for group in self.param_groups for parameter in group["params"]]
+            torch.nn.utils.clip_grad_norm_(everything, self.max_grad_norm)
         update = adamw if self.adam_w_mode else adam
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
