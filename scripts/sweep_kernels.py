@@ -24,11 +24,12 @@ from sweep_cases import CASES, Case, Index
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 HALF = ("float16", "bfloat16")
 TOTAL = "forward+backward"
+TURN = 0.02  # seconds that a type is measured at a time: the fast one needs many calls to find a quiet moment
 # What half arithmetic may need of a CPU, oldest first. A line names the first that is missing: a guess to look at.
 NEEDS = {
     "float16": ("avx512_fp16", "amx_fp16"),
-    "bfloat16": ("avx512_f", "avx512_bf16", "amx_bf16"),
-    "both": ("avx512_f", "avx512_fp16", "avx512_bf16", "amx_fp16", "amx_bf16"),
+    "bfloat16": ("avx512_bw", "avx512_bf16", "amx_bf16"),
+    "both": ("avx512_bw", "avx512_fp16", "avx512_bf16", "amx_fp16", "amx_bf16"),
 }
 
 
@@ -78,9 +79,15 @@ def measure(case: Case, name: str, args: argparse.Namespace) -> dict[str, Any]:
         calls[dtype] = max(1, min(100, int(1e-3 / seconds(runs[dtype], 1, args.device))))
     times: dict[str, list[float]] = {dtype: [] for dtype in runs}
     end = time.perf_counter() + args.seconds
-    while len(times["float32"]) < args.rounds or time.perf_counter() < end:
+    rounds = 0
+    while rounds < args.rounds or time.perf_counter() < end:
+        rounds += 1
         for dtype, run in runs.items():
-            times[dtype].append(1e3 * seconds(run, calls[dtype], args.device))
+            turn = time.perf_counter() + TURN
+            while True:
+                times[dtype].append(1e3 * seconds(run, calls[dtype], args.device))
+                if time.perf_counter() > turn:
+                    break
     return {
         "case": case.label,
         "op": case.op,
@@ -142,12 +149,10 @@ def lines(rows: list[dict[str, Any]], args: argparse.Namespace, has: list[str]) 
 
 
 def direction(passes: set[str]) -> str:
-    """Return what a line calls a set of slow passes."""
-    backward = sorted(passes - {"forward"})
-    gradients = "backward" if len(backward) > 1 else "".join(backward)
-    if "forward" not in passes:
-        return gradients
-    return "forward_and_backward" if gradients else "forward"
+    """Return the direction that a line knows for a set of slow passes."""
+    if passes == {"weight_gradient"}:
+        return "weight_gradient"
+    return "all" if "forward" in passes else "backward"
 
 
 def capabilities(device: str) -> list[str]:

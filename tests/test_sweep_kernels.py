@@ -45,7 +45,7 @@ def test_ops_above_the_ratio_give_lines_and_ops_without_a_half_kernel_are_told(t
     assert list(lines) == ["aten::layer_norm"]
     facts = lines["aten::layer_norm"]
     assert set(facts) - {"without"} == {"direction", "device", "ratio"}  # both half types: no `dtype`
-    assert (facts["direction"], facts["device"]) == ("forward_and_backward", "cpu")
+    assert (facts["direction"], facts["device"]) == ("all", "cpu")
     largest = [
         max(row["ratio"][half] for row in found["rows"] if row["op"] == "layer_norm")
         for half in layer_norm[0]["ratio"]
