@@ -18,7 +18,7 @@ from mpx.report.compare import COMPARISONS, Comparison, Settings, Trial, compare
 __all__ = ["comparison_options", "settings_from_options", "write_comparison"]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_FILES = {"json": "compare.json", "markdown": "compare.md"}
+_FILES = {"json": "compare.json", "markdown": "compare.md", "html": "compare.html"}
 
 
 def _share(text: str) -> float:
@@ -84,7 +84,7 @@ def settings_from_options(options: Mapping[str, Any]) -> Settings:
 def write_comparison(
     trials: Sequence[Trial], settings: Settings, folder: Path | None, format_name: str
 ) -> Comparison:
-    """Compare, write it on stdout, and into `folder` as JSON and Markdown.
+    """Compare, write it on stdout, and into `folder` as JSON, Markdown and HTML.
 
     Raises:
         RecordError: There is nothing to compare, or the folder cannot be written.
@@ -97,8 +97,9 @@ def write_comparison(
     click.echo(text if format_name == "terminal" else text.encode(), nl=False)
     if folder is not None:
         try:
+            as_file = Options(unicode=True, run_path=folder)
             for name, file_name in _FILES.items():
-                write_atomically(folder / file_name, show(result, Options(unicode=True), format_name=name))
+                write_atomically(folder / file_name, show(result, as_file, format_name=name))
         except OSError as error:
             raise RecordError(f"cannot write `{folder}`: {error.strerror or error}") from None
         click.echo(f"mpx: records, output and the comparison are in `{folder}`", err=True)

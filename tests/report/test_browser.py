@@ -1,11 +1,6 @@
 """The page in a real browser: no complaint, no empty chart, and values for the pointer and the keys."""
 
-import html
-import json
 import re
-import shutil
-import subprocess
-import zlib
 from pathlib import Path
 
 import pytest
@@ -16,65 +11,10 @@ from mpx.report import Options, render, with_findings
 from mpx.report.charts import charts
 
 EVENTS = Path(__file__).parent.parent / "golden" / "events"
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-BROWSER = next((path for name in NAMES if (path := shutil.which(name))), None)
-DEADLINE_S = 60
-FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--enable-logging=stderr",
-]  # fmt: skip
-POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
 PAPER = {"light": (251, 250, 248), "dark": (21, 22, 26)}  # `--paper` of the style
 RUNS = ["everything", "nan-loss", "normal", "nothing"]
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(BROWSER is None, reason=f"no browser here: none of {', '.join(NAMES)} is installed"),
-]
-
-
-class Browser:
-    """Opens pages, each in a profile of its own."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def open(self, page: str, *flags: str) -> tuple[str, list[str]]:
-        """Return what the browser prints about a page once it is loaded, and what the page's console says."""
-        number = len(list(self.folder.iterdir()))
-        path = self.folder / f"{number}.html"
-        path.write_text(page, encoding="utf-8")
-        profile = f"--user-data-dir={self.folder / f'profile-{number}'}"
-        command = [BROWSER, *FLAGS, profile, *flags, path.as_uri()]
-        done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=True, cwd=self.folder)
-        said = [line for line in done.stderr.decode(errors="replace").splitlines() if "CONSOLE" in line]
-        return done.stdout.decode(), said
-
-    def measure(self, page: str, script: str):
-        """Return what an expression of a page's script is worth after loading; for that the policy must go."""
-        answer = f"document.body.dataset.answer = JSON.stringify({script})"
-        asked = f"<script>addEventListener('load', () => {answer})</script>"
-        dom, said = self.open(POLICY.sub("", page).replace("</body>", f"{asked}</body>"), "--dump-dom")
-        assert said == []
-        return json.loads(html.unescape(re.search(r'data-answer="([^"]*)"', dom)[1]))
-
-    def first_pixel(self, page: str, *flags: str) -> tuple[int, ...]:
-        """Return the colour of the upper left corner of a screenshot."""
-        self.open(page, "--screenshot=page.png", "--window-size=1000,1400", *flags)
-        data, at, packed = (self.folder / "page.png").read_bytes(), 8, b""
-        while at < len(data):
-            size = int.from_bytes(data[at : at + 4], "big")
-            if data[at + 4 : at + 8] == b"IDAT":
-                packed += data[at + 8 : at + 8 + size]
-            at += 12 + size
-        return tuple(
-            zlib.decompress(packed)[1:4]
-        )  # before it only the filter of the line, which leaves it alone
-
-
-@pytest.fixture
-def browser(tmp_path) -> Browser:
-    return Browser(tmp_path)
+pytestmark = pytest.mark.slow
 
 
 def page_of(run: str) -> str:
@@ -105,12 +45,7 @@ def test_a_page_runs_without_a_word_and_has_its_charts(browser, run):
 
 @pytest.mark.parametrize("run", ["everything", "nan-loss"])
 def test_no_chart_is_empty(browser, run):
-    script = """[...document.querySelectorAll("figure")].map((figure) => {
-        const drawn = [...figure.querySelectorAll("svg .line, svg .mark, svg .bar")].map((e) => e.getBBox());
-        const box = figure.querySelector("svg[role=img]").getBoundingClientRect();
-        return [figure.id, box.width, box.height, drawn.length, drawn.every((b) => b.width + b.height > 0)];
-    })"""
-    measured = browser.measure(page_of(run), script)
+    measured = browser.measure_charts(page_of(run))
     assert [name for name, *_ in measured] == charts_of(run)
     for _, width, height, number, visible in measured:
         assert width > 300
@@ -140,14 +75,7 @@ def test_the_arrow_keys_and_the_pointer_read_the_values(browser):
 
 
 def test_a_page_fits_a_narrow_window(browser):
-    page = page_of("everything")
-    framed = f"<iframe width=360 height=800 srcdoc='{html.escape(POLICY.sub('', page))}'></iframe>"
-    asked = (
-        "(() => { const d = document.querySelector('iframe').contentDocument.documentElement;"
-        " return [d.scrollWidth, d.clientWidth]; })()"
-    )
-    scrolled, shown = browser.measure(f"<body>{framed}</body>", asked)
-    assert scrolled <= shown
+    assert browser.overhang(page_of("everything"), width=360) <= 0
 
 
 @pytest.mark.parametrize(("scheme", "flag"), [("light", 1), ("dark", 0)])

@@ -252,8 +252,7 @@ def test_a_report_that_cannot_be_written_is_one_line_and_stops_no_other(tmp_path
 
 
 def test_a_fault_in_a_format_is_one_line_too(tmp_path, monkeypatch):
-    broken = replace(FORMATS["csv"], render=lambda record, options: 1 / 0)
-    monkeypatch.setattr("mpx.report.formats.FORMATS", {**FORMATS, "csv": broken})
+    monkeypatch.setattr("mpx.report.formats.as_csv.as_csv", lambda record, options: 1 / 0)
     said = []
     write_reports(RunRecord(), [ReportFile("csv"), ReportFile("json")], into=tmp_path, say=said.append)
     assert said == ["the csv report failed: ZeroDivisionError('division by zero')"]

@@ -38,6 +38,7 @@ MARKS: Mapping[str, Shape] = {
     "overflow": Shape("M-4 -4L4 4M-4 4L4 -4", "gradient not finite"),
     "forward": Shape("M-4 -4H4V4H-4Z", "module's output not finite"),
     "not-finite": Shape("M0 -5.5L5.5 0L0 5.5L-5.5 0Z", "loss NaN or infinite"),
+    "begins": Shape("M-5 0A5 5 0 1 1 5 0A5 5 0 1 1 -5 0Z", "something found begins"),
 }
 
 
@@ -124,12 +125,12 @@ def _axes(frame: _Frame) -> Iterator[Markup]:
 
 def _levels(frame: _Frame) -> Iterator[Markup]:
     right = WIDTH - RIGHT
-    for number, level in enumerate(frame.plot.levels):
+    for later, level in enumerate(reversed(frame.plot.levels)):
         at = frame.py(level.y)
         label = f"{level.name} {frame.plot.y.word(level.y)}"
         yield tag("line", class_="level", x1=frame.left, x2=right, y1=at, y2=at)
-        # The lower one is named below its line: two near ones do not write over each other.
-        yield tag("text", label, class_="tick end", x=right, y=at - 5 if number else at + 14)
+        # The lower of two is named below its line: near ones do not write over each other.
+        yield tag("text", label, class_="tick end", x=right, y=at + 14 if later else at - 5)
 
 
 def _bars(frame: _Frame) -> Iterator[Markup]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mpx.record.model import RunRecord
 from mpx.record.parts import LossCurve
@@ -10,7 +10,7 @@ from mpx.report import wording
 from mpx.report.charts.plot import Axis, Chart, Line, Mark, Plot, finite
 from mpx.report.wording import amount, count
 
-__all__ = ["LINES_DRAWN", "losses"]
+__all__ = ["LINES_DRAWN", "is_wide", "losses"]
 
 LINES_DRAWN = 6
 _WIDE = 50  # a range of so many times its least value is read better in powers of ten
@@ -23,7 +23,7 @@ def losses(record: RunRecord) -> Iterator[Chart]:
     values = [value for curve in drawn for value in curve.value if finite(value)]
     if not values:
         return
-    wide = min(values) > 0 and max(values) > _WIDE * min(values)
+    wide = is_wide(values)
     lines = tuple(Line(curve.site or "loss", _points(curve)) for curve in drawn)
     marks = tuple(_not_finite(curve, at, max(values)) for curve in drawn for at in _gaps(curve))
     rows = [
@@ -46,6 +46,11 @@ def losses(record: RunRecord) -> Iterator[Chart]:
         table=(("backward at", "backward pass", "loss"), *rows),
         note=f"{count(rest, 'more loss')} in the table." if rest > 0 else "",
     )
+
+
+def is_wide(values: Sequence[float]) -> bool:
+    """Tell whether finite values span so much that an axis of powers of ten reads better."""
+    return min(values) > 0 and max(values) > _WIDE * min(values)
 
 
 def _points(curve: LossCurve) -> tuple[tuple[float, float], ...]:
