@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mpx.engine.reroute import REROUTES
+from mpx.engine.reroutes import reroute_of
 
 if TYPE_CHECKING:
     from mpx.engine.devices import Device
@@ -169,13 +169,14 @@ def native(rule: Rule, device: Device, report: Report) -> Kernel:
 def compute_float32(rule: Rule, device: Device, report: Report) -> Kernel:
     """Half outside, FP32 inside, in the direction that the rule names."""
     op, excluded, tell = overload(rule.op), _excluded(device), _teller(rule, device, report)
-    reroute = REROUTES[rule.facts["direction"]]
+    reroute = reroute_of(op._schema.name.removeprefix("aten::"), rule.facts["direction"])
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        cast = _caster(torch.get_autocast_dtype(device.type))
+        half = torch.get_autocast_dtype(device.type)
         with excluded():
-            args = tuple(map(cast, args))
-            kwargs = {name: cast(value) for name, value in kwargs.items()}
+            args = tuple([_as(half, value) for value in args])
+            if kwargs:
+                kwargs = {name: _as(half, value) for name, value in kwargs.items()}
             rerouted = reroute(op, args, kwargs)
             if rerouted is None:
                 return op(*args, **kwargs)
@@ -212,13 +213,14 @@ def _widened(value: Any) -> Any:
     return [_widened(item) for item in value] if isinstance(value, SEQUENCE) else value
 
 
-def _caster(dtype: torch.dtype) -> Change:
-    def cast(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value.to(dtype) if value.dtype in CASTABLE else value
-        return [cast(item) for item in value] if isinstance(value, SEQUENCE) else value
+def _as(dtype: torch.dtype, value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.dtype is not dtype and value.dtype in CASTABLE else value
+    return [_as(dtype, item) for item in value] if isinstance(value, SEQUENCE) else value
 
-    return cast
+
+def _caster(dtype: torch.dtype) -> Change:
+    return lambda value: _as(dtype, value)
 
 
 def _saturated(value: Any, largest: float) -> Any:

@@ -45,8 +45,8 @@ class Rule:
     Attributes:
         op: Overload name as the dispatcher knows it, "aten::softmax.int".
         kind: The list it stands in, a key of `KERNELS`.
-        facts: The attributes of its line. When it is used: `torch`, `device`, `dtype`, `weights`, `without`, `ratio`.
-            How: `direction`, `number`, `layout`, `by`, `writes`.
+        facts: The attributes of its line and its group. When it is used: `torch`, `device`, `dtype`, `weights`, `has`,
+            `without`, `ratio`. How: `direction`, `number`, `layout`, `by`, `writes`.
         told: How its use is told as a substitution; empty where the list is what the level stands for.
         asked: `BY_GROUP`, `BY_NAME` or `BY_USER`.
     """
@@ -64,7 +64,8 @@ class Rule:
             facts.get("device", device.type) == device.type
             and facts.get("dtype", policy.dtype) == policy.dtype
             and facts.get("weights", policy.cast_model_type) == policy.cast_model_type
-            and facts.get("without") not in device.capabilities()
+            and device.capabilities().issuperset(facts.get("has", ()))
+            and device.capabilities().isdisjoint(_without(facts, policy.dtype))
             and facts.get("ratio", float("inf")) > policy.slow_kernel_ratio
         )
 
@@ -76,6 +77,13 @@ class Rule:
     def strength(self) -> tuple[int, int]:
         """What decides between the rules of one op."""
         return self.asked, LISTS.index(self.kind)
+
+
+def _without(facts: Mapping[str, Any], half: str) -> Iterable[str]:
+    """Return the capabilities of which each alone makes a line needless, where they depend on the half type or not."""
+    named = facts.get("without", ())
+    found: Iterable[str] = named[half] if isinstance(named, dict) else named
+    return found
 
 
 def resolve_op(name: str) -> list[str]:
@@ -178,7 +186,7 @@ def _group(name: str, kind: str) -> Iterator[Rule]:
     group = _read(name)
     for op, line in group["ops"].items():
         if torch._C._dispatch_has_kernel(op):  # an older or newer torch may lack an op of the shipped lists
-            facts = line or {}
+            facts = group.get("facts", {}) | (line or {})
             told = group.get("told", {})
             yield Rule(op, kind, facts, told.get(facts.get("number", "default"), ""), BY_GROUP)
 

@@ -24,6 +24,7 @@ from mpx.engine.names import Names
 from mpx.engine.oprules import OpRules
 from mpx.engine.ranks import Ranks
 from mpx.engine.region import AS_THEY_ARE, Adoption, Region
+from mpx.engine.reroutes import half_outside
 from mpx.engine.running import Running
 from mpx.engine.scales import Scales
 from mpx.engine.script_amp import ScriptAmp
@@ -182,7 +183,7 @@ class Session:
         if chosen.overflow:
             yield Overflows(self._names.of_nearest_to_loss, self._emit)
         if chosen.coverage and self._casts:
-            yield Coverage()
+            yield Coverage(half_outside)
         if chosen.throughput:
             yield Throughput(chosen.history_points)
         if chosen.memory:

@@ -43,7 +43,14 @@ FORMULAS: dict[Any, Callable[..., int]] = {
 class Coverage(Monitor):
     """`coverage` and `casts` of the record. Backward passes do twice the work in the same types."""
 
-    def __init__(self) -> None:
+    def __init__(self, half_outside: Callable[[], torch.dtype | None]) -> None:
+        """Make the monitor.
+
+        Args:
+            half_outside: Returns the type of the op that is being computed in FP32 between half tensors, because its
+                half kernel is slow here: it counts as the half op that it stands for.
+        """
+        self._half_outside = half_outside
         self._calls = 0
         self._counter: _Counter | None = None
         self._compiled = False
@@ -58,7 +65,7 @@ class Coverage(Monitor):
         if _graphs_compiled() > self._graphs_before:  # under a dispatch mode they would silently run eagerly
             self._compiled = True
             return nullcontext()
-        self._counter = _Counter()
+        self._counter = _Counter(self._half_outside)
         return self._counter
 
     def snapshot(self) -> dict[str, Any]:
@@ -82,8 +89,9 @@ class Coverage(Monitor):
 class _Counter(TorchDispatchMode):
     """Counts floating operations and results by type; changes nothing that is computed, and never raises there."""
 
-    def __init__(self) -> None:
+    def __init__(self, half_outside: Callable[[], torch.dtype | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._half_outside = half_outside
         self.work: dict[tuple[str, torch.dtype], tuple[int, int]] = {}
         self.ops: dict[str, int] = defaultdict(int)
         self.fault: Exception | None = None  # raised where a monitor may: not amid the script's forward pass
@@ -105,7 +113,7 @@ class _Counter(TorchDispatchMode):
         packet: Any = getattr(func, "overloadpacket", None)
         formula = FORMULAS.get(packet) or flop_registry.get(packet)
         if formula is not None:
-            key = (packet.__name__, first.dtype)
+            key = (packet.__name__, self._half_outside() or first.dtype)
             flops, calls = self.work.get(key, (0, 0))
             self.work[key] = (flops + int(formula(*args, **kwargs, out_val=out)), calls + 1)
 

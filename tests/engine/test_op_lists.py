@@ -19,7 +19,9 @@ GROUPS: Mapping[str, Mapping[str, Any]] = {
     group: yaml.safe_load((configs_dir() / "ops" / f"{group}.yaml").read_text()) for group in op_groups()
 }
 LINES = [
-    (group, op, facts or {}) for group, content in GROUPS.items() for op, facts in content["ops"].items()
+    (group, op, content.get("facts", {}) | (facts or {}))
+    for group, content in GROUPS.items()
+    for op, facts in content["ops"].items()
 ]
 # In torch's CPU list and not in ours: what torch calls itself inside ops that are listed, and a tool of quantization.
 TORCHS_INTERNALS = {
@@ -41,13 +43,24 @@ def test_every_op_of_the_lists_exists():
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_lines_have_only_attributes_that_mean_something(group):
-    when = {"torch", "device", "dtype", "weights", "without", "ratio"}
+    when = {"torch", "device", "dtype", "weights", "has", "without", "ratio"}
     how = {"direction", "number", "layout", "by", "writes"}
     for _, op, facts in (line for line in LINES if line[0] == group):
         assert set(facts) <= when | how, op
         assert set(facts.get("torch", ())) <= set(DEVICES), op
         assert facts.get("number") in (None, "widen", "saturate"), op
         assert "number" not in facts or facts["number"] in GROUPS[group]["told"], op
+
+
+@pytest.mark.skipif(
+    torch.cpu.get_capabilities().get("architecture") != "x86_64", reason="the names are of x86"
+)
+def test_capabilities_are_called_as_torch_calls_them():
+    known = set(torch.cpu.get_capabilities())
+    for group, op, facts in LINES:
+        without = facts.get("without", ())
+        names = [name for some in without.values() for name in some] if isinstance(without, dict) else without
+        assert known.issuperset([*names, *facts.get("has", ())]), f"{op} of {group}.yaml"
 
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=lambda device: device.type)

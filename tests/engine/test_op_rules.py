@@ -233,13 +233,21 @@ def test_both_devices_get_the_same_float32_list_at_level_1_and_the_same_kinds_el
 
 
 def test_rules_are_for_the_device_the_half_type_and_the_weights_that_they_name(policy, chosen):
-    able = replace(DEVICES["cpu"], capabilities=lambda: frozenset({"amx_fp16"}))
-    assert chosen(policy("O1"), "aten::conv2d") == "compute_float32"
-    assert chosen(policy("O1"), "aten::conv2d", able) == "half"
+    bfloat16 = policy("O1", "dtype=bfloat16")
+    able, amx, unable = (
+        replace(DEVICES["cpu"], capabilities=lambda names=names: frozenset({"avx2", *names}))
+        for names in (("avx512_bw", "avx512_fp16"), ("avx512_bw", "avx512_fp16", "amx_fp16"), ())
+    )
+    assert chosen(policy("O1"), "aten::conv2d", able) == "compute_float32"
+    assert chosen(policy("O1"), "aten::conv2d", amx) == "half"
     assert chosen(policy("O1"), "aten::conv2d", DEVICES["cuda"]) == "half"
-    assert chosen(policy("O1", "dtype=bfloat16"), "aten::conv2d") == "half"
-    assert chosen(policy("O1"), "aten::lstm.input") == "float32"
-    assert chosen(policy("O1", "dtype=bfloat16"), "aten::lstm.input") is None
+    assert chosen(bfloat16, "aten::conv2d", able) == "half"
+    assert chosen(bfloat16, "aten::conv2d", unable) == "compute_float32"
+    assert chosen(policy("O1"), "aten::linear", able) == "half"
+    assert chosen(policy("O1"), "aten::linear", unable) == "compute_float32"
+    assert chosen(policy("O1"), "aten::lstm.input", able) == "float32"
+    assert chosen(bfloat16, "aten::lstm.input", able) is None
+    assert chosen(bfloat16, "aten::lstm.input", unable) == "float32"
     assert chosen(policy("O1"), "aten::batch_norm") is None
     assert chosen(policy("O2"), "aten::batch_norm") == "promote"
 
@@ -254,7 +262,7 @@ def test_a_reroute_is_used_where_the_half_kernel_is_slower_than_the_preset_allow
 
 
 def test_nothing_is_registered_where_torch_does_the_same(policy, chosen):
-    device = DEVICES["cpu"]
+    device = replace(DEVICES["cpu"], capabilities=lambda: frozenset({"avx512_bw", "avx512_fp16"}))
     rules = OpRules(policy("O1"), [device], lambda name, text: None)
     library = SimpleNamespace(registered=set(), impl=lambda op, kernel, key: library.registered.add(op))
     for rule in rules._chosen(rules_of(policy("O1")), device):
@@ -278,7 +286,7 @@ def test_a_session_that_ends_gives_torch_its_own_rules_back(at_level):
 
 
 def test_a_substitution_is_told_once_with_its_count_and_only_when_it_happens(at_level):
-    with at_level("O1") as recorded:
+    with at_level("O1", "loss_scale.init=256") as recorded:
         for _ in range(3):
             type_of(lambda h: torch.fft.rfft(h).abs())
         type_of(lambda h: torch.fft.rfft(h.float()).abs())  # FP32 by the script's own will

@@ -1,0 +1,79 @@
+"""What the reroutes share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+__all__ = [
+    "Args",
+    "InFloat32",
+    "Kwargs",
+    "Op",
+    "Rerouted",
+    "bound",
+    "half_outside",
+    "wide",
+    "will_differentiate",
+]
+
+Op: TypeAlias = torch._ops.OpOverload
+Args: TypeAlias = tuple[Any, ...]
+Kwargs: TypeAlias = Mapping[str, Any]
+Rerouted: TypeAlias = Callable[[], Tensor] | None  # None: nothing slow lies ahead, the op may run as it is
+
+
+class _Here(threading.local):
+    half: torch.dtype | None = None
+
+
+_here = _Here()
+
+
+def half_outside() -> torch.dtype | None:
+    """Return the half type of the rerouted op whose forward pass is being computed in FP32 in this thread."""
+    return _here.half
+
+
+class InFloat32:
+    """Context for the FP32 arithmetic of an op that is half outside: whoever counts work counts it as half."""
+
+    __slots__ = ("_half", "_outer")
+
+    def __init__(self, half: torch.dtype) -> None:
+        self._half = half
+
+    def __enter__(self) -> None:
+        self._outer, _here.half = _here.half, self._half
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _here.half = self._outer
+
+
+def will_differentiate(*inputs: Tensor | None) -> bool:
+    """Whether a backward pass may follow, and not by a transform of `torch.func`, which these Functions do not know."""
+    return (
+        torch.is_grad_enabled()
+        and any(value is not None and value.requires_grad for value in inputs)
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and forward_ad._current_level < 0
+    )
+
+
+def bound(op: Op, args: Args, kwargs: Kwargs) -> dict[str, Any]:
+    """Return every argument by name, defaults included."""
+    given = {argument.name: argument.default_value for argument in op._schema.arguments}
+    return given | dict(zip(given, args, strict=False)) | dict(kwargs)
+
+
+def wide(value: Any) -> Any:
+    """Return a floating tensor in FP32, anything else as it is."""
+    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
