@@ -158,7 +158,8 @@ def underflow(record: RunRecord) -> str | None:
     text = f"{percent(share) if share else 'none'} would be 0 in {printable(known.half)}"
     if known.scale == 1 or not share:
         return text
-    return f"{text} without a loss scale, {percent(known.underflow.scaled)} with it"
+    scaled = known.underflow.scaled
+    return f"{text} without a loss scale, {percent(scaled) if scaled else 'none'} with it"
 
 
 def settling(record: RunRecord) -> Settling:

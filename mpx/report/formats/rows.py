@@ -199,8 +199,9 @@ def coverage(record: RunRecord, _: Style) -> Iterator[Row]:
     if half is not None and record.coverage and record.coverage.missing:
         yield Row("half work", (f"not counted: {printable(record.coverage.missing)}",), 55)
     elif value is not None and half is not None:
-        work = f"{wording.percent(value)} of the matmul and convolution work in {half}"
-        yield Row("half work", (work, "measured on one forward call"), 55)
+        # by the type of the results: inside, a device without half instructions computes otherwise
+        work = f"{wording.percent(value)} of the matmul and convolution work has {half} results"
+        yield Row("half work", (work, "on one forward call"), 55)
 
 
 def speed(record: RunRecord, _: Style) -> Iterator[Row]:
