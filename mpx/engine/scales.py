@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import sysconfig
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -101,6 +102,10 @@ class _Noted(NamedTuple):
     begin: Mapping[str, float | int] | None
 
 
+class _Here(threading.local):
+    noted: _Noted | None = None
+
+
 class Scales:
     """The scalers of a process by call site, and what a checkpoint and the record say of them."""
 
@@ -114,7 +119,7 @@ class Scales:
         self._ran: set[str] = set()
         self._backward = 0  # number of the last pass that was judged
         self.falls = 0  # of all sites together
-        self._noted: _Noted | None = None
+        self._here = _Here()
 
     @property
     def in_force(self) -> bool:
@@ -152,11 +157,12 @@ class Scales:
     @contextmanager
     def noting(self, begin: Mapping[str, float | int] | None) -> Iterator[set[str]]:
         """Yield the sites that run inside, as they do; one that is new there begins with the state `begin`."""
-        outer, self._noted = self._noted, _Noted(set(), begin)
+        outer, here = self._here.noted, _Noted(set(), begin)
+        self._here.noted = here
         try:
-            yield self._noted.sites
+            yield here.sites
         finally:
-            self._noted = outer
+            self._here.noted = outer
 
     def enter(self, site: str, loss: Tensor, *, counts: bool = True) -> LossScale:
         """Return the state for a call site that is about to run its backward pass.
@@ -178,17 +184,18 @@ class Scales:
         if counts:
             self._latest = site
             self._ran.add(site)
-            if self._noted is not None:
-                self._noted.sites.add(site)
+            if self._here.noted is not None:
+                self._here.noted.sites.add(site)
         return found.state
 
     def _new_site(self, site: str, loss: Tensor, ceiling: float) -> _Site:
         kind = _signature(loss)
         alike = next((entry.state for entry in self._sites.values() if entry.kind == kind), None)
-        if self._noted is not None and self._noted.begin is not None:
-            state = self._begin.restore_state(self._noted.begin)
-        elif site in self._restored:
+        noted = self._here.noted
+        if site in self._restored:
             state = self._begin.restore_state(self._restored.pop(site))
+        elif noted is not None and noted.begin is not None:
+            state = self._begin.restore_state(noted.begin)
         elif alike is not None:
             state = alike
         elif self._restored:

@@ -190,6 +190,37 @@ def test_each_loss_has_its_scaler_in_the_state(apex_at):
         }
 
 
+def test_two_places_that_share_a_number_resume_each_with_its_scale(apex_at):
+    """Apex's form has room for one: ours is with the optimizer's state, and goes before it."""
+    loud, quiet = (torch.ones((), requires_grad=True) for _ in range(2))
+    loud.register_hook(lambda grad: grad * torch.inf)
+
+    def passes(amp, optimizer):
+        with amp.scale_loss(loud * 2, optimizer) as scaled_loss:
+            scaled_loss.backward()
+        with amp.scale_loss(quiet * 3, optimizer) as scaled_loss:
+            scaled_loss.backward()
+
+    def scales(recorded, which):
+        return [scaler[which] for scaler in recorded.summary["scalers"]]
+
+    optimizer = torch.optim.SGD([loud, quiet], lr=0.0)
+    with apex_at("O1") as (apex, recorded):
+        apex.amp.initialize([], [optimizer])
+        passes(apex.amp, optimizer)
+        passes(apex.amp, optimizer)
+        saved = optimizer.state_dict(), apex.amp.state_dict()
+        assert scales(recorded, "final") == [2.0**14, 2.0**15]
+    assert saved[1] == {"loss_scaler0": {"loss_scale": 2.0**14, "unskipped": 0}}
+    with apex_at("O1") as (apex, recorded):
+        apex.amp.initialize([], [optimizer])
+        optimizer.load_state_dict(saved[0])
+        apex.amp.load_state_dict(saved[1])
+        assert apex.amp.state_dict() == saved[1]
+        passes(apex.amp, optimizer)
+        assert scales(recorded, "init") == [2.0**14, 2.0**15]
+
+
 def test_a_checkpoint_that_does_not_fit_is_told_or_refused(apex_at):
     with apex_at("O1") as (apex, recorded):
         Script(apex.amp)
@@ -249,7 +280,14 @@ def told(recorded):
             },
             {},
         ),
-        ({"opt_level": "O2", "cast_model_type": torch.float16}, {}),
+        ({"opt_level": "O2", "cast_model_type": torch.half}, {}),
+        (
+            {"opt_level": "O2", "cast_model_type": torch.bfloat16},
+            {
+                "apex-asks-options": "O2, cast_model_type=torch.bfloat16: "
+                "the run is at O2, cast_model_type=torch.float16"
+            },
+        ),
         ({}, {"apex-asks-O1": "O1: the run is at O2"}),
         ({"opt_level": "02"}, {"apex-asks-02": "02: the run is at O2"}),
         (

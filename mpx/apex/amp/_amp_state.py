@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mpx.apex.running import session
@@ -42,10 +43,11 @@ _amp_state = AmpState()
 def properties(*, enabled: bool) -> SimpleNamespace:
     """Return what the run does in the words of apex's options, also as a dict in `options`."""
     policy = session().policy
+    cast = {"none": None, "half": getattr(torch, policy.dtype)}.get(policy.cast_model_type, torch.float32)
     options = {
         "enabled": enabled,
         "opt_level": policy.name,
-        "cast_model_type": policy.cast_model_type,
+        "cast_model_type": cast,
         "patch_torch_functions": policy.patch_torch_functions,
         "keep_batchnorm_fp32": policy.keep_batchnorm_fp32,
         "master_weights": policy.master_weights,

@@ -68,12 +68,11 @@ def _compare(opt_level: str, asked: Mapping[str, Any], running: SimpleNamespace)
 
 
 def _word(value: Any) -> str:
-    """Return an option as a word: scripts give booleans and numbers as text too, and types as torch's."""
-    text = str(value).removeprefix("torch.")
+    """Return an option as a word: scripts give booleans and numbers as text too."""
     try:
-        return str(float(text))
+        return str(float(str(value)))
     except ValueError:
-        return "half" if text in ("float16", "bfloat16") else text
+        return str(value)
 
 
 def _mark(optimizer: Any) -> None:
