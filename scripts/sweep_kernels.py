@@ -2,9 +2,9 @@
 
 Each op of `sweep_cases.py` is called as plain PyTorch calls it, in FP32, float16 and bfloat16, which take turns in one
 process (A B C A B C ...): the forward alone, then the gradient of its inputs and that of its weights, each in a graph
-that needs nothing else. A figure is the best time of all rounds, so a busy neighbour costs rounds and not truth; a cell
-is half time over FP32 time, `forward+backward` that of the sums. What exceeds `--ratio` is printed as lines for
-`configs/ops/slow_kernels.yaml`, whose `direction` is where the op is slow.
+that needs nothing else. A figure is the best time of all rounds; on one CPU thread it is the time of the process, so a
+busy neighbour hardly shows. A cell is half time over FP32 time, `forward+backward` that of the sums. What exceeds
+`--ratio` is printed as lines for `configs/ops/slow_kernels.yaml`, whose `direction` is where the op is slow.
 
     python scripts/sweep_kernels.py --threads 1 --json sweep.json
     python scripts/sweep_kernels.py --device cuda --ops linear,conv2d,scaled_dot_product_attention
@@ -53,14 +53,16 @@ def prepare(case: Case, name: str, dtype: str, device: str) -> Callable[[], Any]
     return lambda: torch.autograd.grad(out, wanted, grad, retain_graph=True)
 
 
-def seconds(run: Callable[[], Any], calls: int, device: str) -> float:
-    """Return the mean time of a call."""
-    begun = time.perf_counter()
+def seconds(run: Callable[[], Any], calls: int, args: argparse.Namespace) -> float:
+    """Return the mean time of a call; where one CPU thread does all of it, the time that this process was given."""
+    alone = args.device == "cpu" and args.threads == 1
+    clock = time.process_time if alone else time.perf_counter
+    begun = clock()
     for _ in range(calls):
         run()
-    if device == "cuda":
+    if args.device == "cuda":
         torch.cuda.synchronize()
-    return (time.perf_counter() - begun) / calls
+    return (clock() - begun) / calls
 
 
 def measure(case: Case, name: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -69,14 +71,14 @@ def measure(case: Case, name: str, args: argparse.Namespace) -> dict[str, Any]:
     for dtype in DTYPES:
         try:
             runs[dtype] = prepare(case, name, dtype, args.device)
-            seconds(runs[dtype], 1, args.device)  # builds what the library caches for these shapes
+            seconds(runs[dtype], 1, args)  # builds what the library caches for these shapes
         except RuntimeError as error:  # NotImplementedError is one
             if dtype == "float32":
                 raise
             runs.pop(dtype, None)
             raises[dtype] = str(error).strip().splitlines()[0]
             continue
-        calls[dtype] = max(1, min(100, int(1e-3 / seconds(runs[dtype], 1, args.device))))
+        calls[dtype] = max(1, min(100, int(1e-3 / seconds(runs[dtype], 1, args))))
     times: dict[str, list[float]] = {dtype: [] for dtype in runs}
     end = time.perf_counter() + args.seconds
     rounds = 0
@@ -85,7 +87,7 @@ def measure(case: Case, name: str, args: argparse.Namespace) -> dict[str, Any]:
         for dtype, run in runs.items():
             turn = time.perf_counter() + TURN
             while True:
-                times[dtype].append(1e3 * seconds(run, calls[dtype], args.device))
+                times[dtype].append(1e3 * seconds(run, calls[dtype], args))
                 if time.perf_counter() > turn:
                     break
     return {
