@@ -19,7 +19,6 @@ parser.add_argument("--opt-level", type=str)
 parser.add_argument("--keep-batchnorm-fp32", type=str, default=None)
 parser.add_argument("--loss-scale", type=str, default=None)
 parser.add_argument("--sync_bn", action="store_true")
-parser.add_argument("--steps", type=int, default=5)
 
 
 def main():
@@ -48,7 +47,7 @@ def main():
             loss_scale=args.loss_scale,
         )
     criterion = nn.CrossEntropyLoss()
-    for step in range(args.steps):
+    for step in range(5):
         images, target = torch.randn(8, 3, 8, 8), torch.randint(4, (8,))
         loss = criterion(model(images), target)
         optimizer.zero_grad()
