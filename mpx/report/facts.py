@@ -82,8 +82,9 @@ def keeps_script_amp(record: RunRecord) -> bool:
 
 
 def failed_early(record: RunRecord) -> bool:
-    """Tell whether the script failed before any process imported torch: its own message says all there is to say."""
-    return not record.processes and record.status == "failed" and not record.notices
+    """Tell whether the script did not come to import torch: its own message says all there is to say."""
+    ended_badly = record.status in ("failed", "interrupted", "killed")
+    return not record.processes and ended_badly and not record.notices
 
 
 def program(record: RunRecord) -> str:

@@ -270,7 +270,7 @@ def test_statistics_of_a_pass_that_only_overflowed_backward_are_kept(at_level, l
 
 def test_a_collapse_is_told_once(at_level, level, capsys):
     with at_level(level, SCALE, "collapse.after=3"):
-        train(Hot(temperature=0), 8, at=nan_at(*range(8)))
+        train(Hot(temperature=0), 12, at=nan_at(*range(5), *range(7, 12)))  # it recovers, and collapses again
     told = capsys.readouterr().err
     assert told.count("mpx: ") == 1
     assert "3 backward passes in a row were not finite" in told

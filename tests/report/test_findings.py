@@ -259,6 +259,9 @@ def test_a_script_that_fails_before_torch_has_told_enough_itself():
     assert ids(record) == ["ended-before-torch"]
     (line,) = render(with_findings(record), Options()).splitlines()
     assert line == "mpx  O1 float16 | t.py | torch not imported | exit code 1"
+    stopped = RunRecord(preset=O1, script="t.py", status="interrupted", signal="SIGINT")
+    assert set(ids(stopped)) == {"interrupted", "ended-before-torch"}
+    assert render(with_findings(stopped), Options()).count("\n") == 1
     # where mpx could not follow it, that is worth the room
     assert ids(replace(record, notices=["shut out"])) == ["nothing-instrumented"]
 

@@ -33,7 +33,7 @@ def nothing_instrumented(record: RunRecord) -> Iterator[Finding]:
         yield Finding(
             id="ended-before-torch",
             severity="info",
-            text=f"the script ended before it imported torch, with {ending(record)}: nothing ran in mixed precision",
+            text=f"the script ended before it imported torch ({ending(record)}): nothing ran in mixed precision",
         )
     elif not record.processes:
         yield Finding(
