@@ -10,6 +10,7 @@ from mpx.report.charts.loss import LINES_DRAWN, is_wide
 from mpx.report.charts.plot import Axis, Chart, Level, Line, Mark, Plot, Point, finite
 from mpx.report.compare.gaps import Curve, distance, gap
 from mpx.report.compare.levels import Comparison, LevelResult
+from mpx.report.compare.weigh import loss_limit
 from mpx.report.curves import at
 from mpx.report.wording import amount, code, count
 
@@ -73,7 +74,7 @@ def _gaps(comparison: Comparison, drawn: list[LevelResult]) -> Iterator[Chart]:
             end=max(one.passes[-1] for one in apart.values()),
             y=Axis("above the baseline, as a share of it", "linear", _share),
             lines=tuple(Line(level, _points(one.passes, one.distances)) for level, one in apart.items()),
-            levels=(Level("allowed at the end:", comparison.settings.tolerance),),
+            levels=(Level("allowed at the end:", loss_limit(comparison.settings, comparison.noise)),),
         ),
         table=(
             ("level", "backward pass", "distance"),

@@ -16,7 +16,7 @@ from mpx.report.curves import relative_gap
 from mpx.report.facts import loss_curve, loss_scale
 from mpx.report.wording import loss, percent
 
-__all__ = ["compare"]
+__all__ = ["compare", "loss_limit"]
 
 SURE = 2.0  # times the noise: closer than that, a difference may be chance
 _COLLAPSES = ("scale-collapse", "long-skip-run")
@@ -44,6 +44,11 @@ def compare(trials: Sequence[Trial], settings: Settings) -> Comparison:
         issues += _issues(mine, result, apart, noise, settings, is_baseline=first, has_metric=has_metric)
     chosen, reason = verdict(results, issues, noise, settings)
     return Comparison(levels[0], settings, noise, results, issues, chosen, reason)
+
+
+def loss_limit(settings: Settings, noise: Noise | None) -> float:
+    """Return how far above the baseline's a loss may end, as a share of it."""
+    return max(settings.tolerance, SURE * _floor(noise, "final_gap"))
 
 
 def _failed(trial: Trial) -> bool:
@@ -133,7 +138,7 @@ def _issues(
     if is_baseline:
         return
     if apart is not None:
-        yield from _loss_issues(result, apart, max(settings.tolerance, SURE * _floor(noise, "final_gap")))
+        yield from _loss_issues(result, apart, loss_limit(settings, noise))
     if result.metric is None and has_metric:
         yield Issue(level, "metric-missing", "error", "the metric was not found in the output of any run")
     if result.metric_gap is not None:

@@ -75,7 +75,8 @@ def _metric(result: LevelResult) -> str:
 def _signed(gap: float | None) -> str:
     if gap is None:
         return "-"
-    return f"+{_share(gap)}" if 0 < gap < math.inf else _share(gap)
+    text = _share(gap)
+    return f"+{text}" if gap > 0 and text[0].isdigit() else text
 
 
 def _share(gap: float) -> str:
