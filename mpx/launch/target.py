@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -102,7 +101,7 @@ def _require_script(word: str, *, settled: bool) -> None:
 
 def _require_program(word: str) -> str:
     """Return the path of the program that a shell would start for `word`."""
-    found = shutil.which(word)
+    found = _which(word)
     if found is not None:
         return found
     path = Path(word)
@@ -119,6 +118,12 @@ def _require_program(word: str) -> str:
         hint=_other_spelling(word),
         exit_code=NOT_FOUND,
     )
+
+
+def _which(word: str) -> str | None:
+    import shutil
+
+    return shutil.which(word)
 
 
 def _foreign(path: Path) -> str | None:
@@ -144,7 +149,7 @@ def _other_spelling(word: str) -> str | None:
     as_file = Path(*word.split("."))
     if os.sep not in word and (as_file.with_suffix(".py").is_file() or (as_file / "__main__.py").is_file()):
         return f"did you mean the module, `mpx run -m {word}`?"
-    if os.sep not in word and shutil.which(word):
+    if os.sep not in word and _which(word):
         return f"`{word}` is a program: `mpx run -- {word}` runs commands"
     try:
         names = os.listdir(path.parent)
