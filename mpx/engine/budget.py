@@ -141,6 +141,6 @@ class Budget:
             self._told = True
             counts = self._counts
             self._emit("stopped", reason=reason, text=text, step=counts.steps, backward=counts.passes)
-            say(told)
+            say(told, every_rank=reason == "max-steps")
         # not a subclass: `threading` is silent about exactly this one
         raise SystemExit(code)

@@ -6,6 +6,8 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import torch.distributed as dist
+
 from mpx.errors import MpxError
 from mpx.monitors import Pass, Seen
 
@@ -143,9 +145,11 @@ class Judge:
             raise CollapseError(text, hint="`--on-collapse warn` lets the run go on")
         if one.seen.site not in self._told_of_collapse:
             self._told_of_collapse.add(one.seen.site)
-            say(text)
+            say(text, every_rank=one.seen.shared is not None)
 
 
-def say(text: str) -> None:
-    """Write one line of ours to stderr."""
+def say(text: str, *, every_rank: bool = False) -> None:
+    """Write one line of ours to stderr; of what every rank would say, the first one's is enough."""
+    if every_rank and dist.is_available() and dist.is_initialized() and dist.get_rank():
+        return
     sys.stderr.write(f"mpx: {text}\n")

@@ -18,11 +18,12 @@ def trained(runs):
     """Each level, and FP32, by another way to start ranks."""
     script = (runs.scripts / "ranks.py", *WAYS)
     scale = ("--set", "loss_scale.init=1024")
+    talkative = ("--set", "collapse.after=1")
     bf16 = ("--dtype", "bfloat16")
     shell = runs.scripts / "train.sh"
     started = {
         "FP32": runs.start(*runs.torchrun, *script),
-        "O1": runs.start(*runs.mpx, "run", "-O", "O1", *scale, "--", *runs.torchrun, *script),
+        "O1": runs.start(*runs.mpx, "run", "-O", "O1", *scale, *talkative, "--", *runs.torchrun, *script),
         "O2": runs.start(*runs.torchrun, "-m", "mpx", "run", "-O", "O2", *scale, *script),
         "O1 bfloat16": runs.start(*runs.mpx, "run", "-O", "O1", *bf16, "--nproc", 2, *script),
         "O2 bfloat16": runs.start(
@@ -63,6 +64,12 @@ def test_the_scale_is_the_same_on_all_at_every_pass(trained, level):
     assert one["history"][:-1] == other["history"][:-1]  # the last change is in `join`
     assert one["history"][-1][1] == other["history"][-1][1] == 1024 / 2 ** len(WAYS)
     assert one["overflows"] == other["overflows"] == len(WAYS)
+
+
+def test_what_every_rank_would_say_is_said_once(trained):
+    said = [line for line in trained("O1").stderr.splitlines() if "in a row were not finite" in line]
+    assert said
+    assert len(said) == len(set(said))
 
 
 @pytest.mark.parametrize("level", LEVELS)
