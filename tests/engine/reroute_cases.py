@@ -115,6 +115,14 @@ class Product:
         return self.function(*inputs, **self.given)
 
 
+def linalg_multi_dot(*matrices: Tensor) -> Tensor:
+    return torch.linalg.multi_dot(matrices)
+
+
+def einsum(a: Tensor, b: Tensor) -> Tensor:
+    return torch.einsum("bij,bjk->bik", a, b)
+
+
 PRODUCTS = {
     "linear": Product(F.linear, ((7, 5), (4, 5), (4,))),
     "linear, no bias": Product(F.linear, ((7, 5), (4, 5))),
@@ -131,8 +139,12 @@ PRODUCTS = {
     "matmul": Product(torch.matmul, ((3, 5), (5, 4))),
     "matmul, one matrix for the batch": Product(torch.matmul, ((2, 2, 3, 5), (5, 4))),
     "matmul, one matrix first": Product(torch.matmul, ((3, 5), (2, 5, 4))),
+    "addbmm": Product(torch.addbmm, ((3, 4), (2, 3, 5), (2, 5, 4))),
+    "linalg.multi_dot": Product(linalg_multi_dot, ((3, 5), (5, 4), (4, 2))),
+    "einsum": Product(einsum, ((2, 3, 5), (2, 5, 4))),
     "matmul, broadcast": Product(torch.matmul, ((2, 1, 3, 5), (3, 5, 4))),
 }
+MADE_OF_PRODUCTS = ("addbmm", "linalg.multi_dot", "einsum")  # what autograd saves inside of them is FP32
 BROADCAST = ("matmul, one matrix first", "matmul, broadcast")
 CASES: dict[str, Any] = CONVOLUTIONS | ATTENTIONS
 ALL_CASES: dict[str, Any] = CASES | PRODUCTS

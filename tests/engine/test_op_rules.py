@@ -247,7 +247,8 @@ def test_rules_are_for_the_device_the_half_type_and_the_weights_that_they_name(p
     assert chosen(policy("O1"), "aten::linear", unable) == "compute_float32"
     assert chosen(policy("O1"), "aten::lstm.input", able) == "float32"
     assert chosen(bfloat16, "aten::lstm.input", able) is None
-    assert chosen(bfloat16, "aten::lstm.input", unable) == "float32"
+    assert chosen(bfloat16, "aten::lstm.input", unable) == "compute_float32"
+    assert chosen(policy("O1"), "aten::lstm.input", unable) == "float32"
     assert chosen(policy("O1"), "aten::batch_norm") is None
     assert chosen(policy("O2"), "aten::batch_norm") == "promote"
 

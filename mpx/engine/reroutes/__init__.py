@@ -26,9 +26,9 @@ def reroute_of(name: str, direction: str) -> Reroute:
         direction: What the half kernel is slow in, as the op's line says it.
 
     Raises:
-        KeyError: There is no such reroute: a fault of the shipped lists.
+        KeyError: There is no such direction: a fault of the shipped lists.
     """
-    return ALL[name] if direction == "all" else ONE_DIRECTION[direction]
+    return ALL.get(name, products.composite) if direction == "all" else ONE_DIRECTION[direction]
 
 
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")

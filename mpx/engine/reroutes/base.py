@@ -75,5 +75,7 @@ def bound(op: Op, args: Args, kwargs: Kwargs) -> dict[str, Any]:
 
 
 def wide(value: Any) -> Any:
-    """Return a floating tensor in FP32, anything else as it is."""
+    """Return a floating tensor, or those of a list, in FP32, anything else as it is."""
+    if isinstance(value, (list, tuple)):
+        return [wide(item) for item in value]
     return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value

@@ -7,14 +7,17 @@ accumulator gives it.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from mpx.engine.reroutes.base import Args, InFloat32, Kwargs, Op, Rerouted, will_differentiate
+from mpx.engine.reroutes.base import Args, InFloat32, Kwargs, Op, Rerouted, wide, will_differentiate
 
-__all__ = ["linear", "matmul", "three", "two"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["composite", "linear", "matmul", "three", "two"]
 
 # Multiply-adds. Below, the half kernel and its backward take less time than the casts around FP32 ones: measured on a
 # CPU with AVX2, where both take some 40 us.
@@ -43,14 +46,14 @@ class _Product(torch.autograd.Function):
         needs_bias, needs_a, needs_b = ctx.needs_input_grad[:3]
         grad_bias = grad_a = grad_b = None
         with torch._C._DisableAutocast():
-            wide = grad.float()
+            whole = grad.float()
             if needs_bias:
-                grad_bias = (wide * beta if beta != 1 else wide).sum_to_size(ctx.bias_shape).to(a.dtype)
-            wide = wide * alpha if alpha != 1 else wide
+                grad_bias = (whole * beta if beta != 1 else whole).sum_to_size(ctx.bias_shape).to(a.dtype)
+            whole = whole * alpha if alpha != 1 else whole
             if needs_a:
-                grad_a = torch.matmul(wide, b.float().mT).to(a.dtype)
+                grad_a = torch.matmul(whole, b.float().mT).to(a.dtype)
             if needs_b:
-                grad_b = torch.matmul(a.float().mT, wide).to(b.dtype)
+                grad_b = torch.matmul(a.float().mT, whole).to(b.dtype)
         return grad_bias, grad_a, grad_b, None, None
 
 
@@ -116,6 +119,26 @@ def three(op: Op, args: Args, kwargs: Kwargs) -> Rerouted:
     if not _is_worth_it(a, b, b.shape[-1]):
         return None
     return lambda: _product(bias, a, b, kwargs.get("beta", 1), kwargs.get("alpha", 1))
+
+
+def composite(op: Op, args: Args, kwargs: Kwargs) -> Rerouted:
+    """Any op that is made of products: FP32 from end to end, and so is what autograd saves inside of it."""
+
+    def rerouted() -> Any:
+        half = next(t.dtype for t in _flat(args) if t.dtype in LOW)
+        with InFloat32(half):
+            out = op(*map(wide, args), **{name: wide(value) for name, value in kwargs.items()})
+        return out.to(half) if isinstance(out, Tensor) else tuple(part.to(half) for part in out)
+
+    return rerouted if any(t.dtype in LOW for t in _flat(args)) else None
+
+
+def _flat(args: Args) -> Iterator[Tensor]:
+    for value in args:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from (item for item in value if isinstance(item, Tensor))
 
 
 def _is_sparse(a: Tensor, b: Tensor) -> bool:
