@@ -46,7 +46,7 @@ class LossScale:
         if not finite:
             return replace(self, scale=max(self.scale * numbers.backoff_factor, numbers.min), clean=0)
         if self.clean + 1 < numbers.growth_interval:
-            return replace(self, clean=self.clean + 1)
+            return LossScale(self.scale, self.clean + 1, numbers)
         return replace(self, scale=min(self.scale * numbers.growth_factor, numbers.max), clean=0)
 
     @property

@@ -8,8 +8,9 @@ accumulation is too; stashing the old gradients and adding them later, as Apex d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,9 @@ from torch._guards import TracingContext
 
 from mpx.engine.earlier import Earlier
 from mpx.engine.gradients import clear_, non_finite, non_finite_flags, read
-from mpx.engine.leaves import has_grad
+from mpx.engine.leaves import graded
 from mpx.engine.scales import caller_site
-from mpx.monitors import Seen
+from mpx.monitors import Seen, is_one_number
 
 if TYPE_CHECKING:
     from torch.autograd.graph import GradientEdge
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from mpx.engine.scales import Scales
 
 __all__ = ["Backward"]
+
+LOW = (torch.float16, torch.bfloat16)
+NOTHING = nullcontext()
 
 
 class Backward:
@@ -94,13 +98,14 @@ class Backward:
             if seeds is None or _is_part_of_another(roots) or grad_variables is not None:
                 return original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
 
-            def run(scaled: list[Tensor]) -> None:
-                original(tuple(roots), tuple(scaled), retain_graph, create_graph, inputs=inputs)
+            def run(scale: float) -> None:
+                outputs, grads = _scaled(roots, seeds, scale)
+                original(outputs, grads, retain_graph, create_graph, inputs=inputs)
 
             if not self._checks:
-                self._observe(roots, lambda: run(seeds))
+                self._observe(roots, lambda: run(1.0))
             else:
-                self._pass(run, roots, seeds, self._targets(roots, inputs), create_graph=create_graph)
+                self._pass(run, roots, self._targets(roots, inputs), create_graph=create_graph)
             return None
 
         return backward
@@ -109,44 +114,50 @@ class Backward:
         site = caller_site()
         losses = self._true_losses(roots) if self._true_losses else tuple(root.detach() for root in roots)
         run()
-        on_cpu = all(loss.device.type == "cpu" for loss in losses)
-        finite = not any(read(non_finite_flags(losses))) if on_cpu else True
-        self._judged(Seen(site, 1.0, losses, loss_finite=finite))
+        number = _number_in_host_memory(losses)
+        if number is not None:
+            finite = math.isfinite(number)
+        else:
+            on_cpu = all(loss.device.type == "cpu" for loss in losses)
+            finite = not any(read(non_finite_flags(losses))) if on_cpu else True
+        self._judged(Seen(site, 1.0, losses, loss_finite=finite, number=number))
 
     def _pass(
-        self,
-        run: Callable[[list[Tensor]], None],
-        roots: list[Tensor],
-        seeds: list[Tensor],
-        leaves: list[Tensor],
-        *,
-        create_graph: bool,
+        self, run: Callable[[float], None], roots: list[Tensor], leaves: list[Tensor], *, create_graph: bool
     ) -> None:
         site = caller_site()
         scale = self._presentable(self._scales.enter(site, roots[0]).scale)
-        losses = tuple(root.detach() for root in roots)
+        losses = tuple([root.detach() for root in roots])
+        number = _number_in_host_memory(losses)
         flagged = self._flags.begin_pass(leaves)
         earlier = Earlier(leaves, scale, set_aside=create_graph, flagged=flagged)
-        with self._running.at(scale) as now:
+        now = self._running.begin(scale)
+        try:
+            begun = self._ranks.begin_pass(leaves)
             try:
-                with self._around(), self._ranks.in_pass(leaves):
-                    run([seed * scale for seed in seeds] if scale != 1.0 else seeds)
+                with self._around():
+                    run(scale)
             finally:  # also of a pass that fails: what it left must be true
+                self._ranks.end_pass(begun)
                 if self._ranks.vetoed:
                     flagged = []  # what they said of earlier passes is in this one, on every rank
                 added_to = earlier.added_to() if flagged else []
-                finite = self._settle(leaves, losses, earlier, {id(leaf) for leaf in flagged}, now)
+                finite = self._settle(leaves, losses, number, earlier, {id(leaf) for leaf in flagged}, now)
                 self._flags.raise_for(added_to)  # accumulation may have replaced the tensor that was flagged
+        finally:
+            self._running.end(now)
         if now.zeroed:
-            text = "overflowed gradients set to 0 where no torch optimizer steps: an update by hand adds nothing"
-            self._report("zeroed-gradients", text)
+            self._report(
+                "zeroed-gradients",
+                "overflowed gradients set to 0 where no torch optimizer steps: an update by hand adds nothing",
+            )
         shared = self._ranks.agree(site, now.bad, loss_finite=finite)
         if shared is not None:
             finite = shared.loss_finite
             self._flags.lower(shared.alone)  # the others step, so this rank does: with zeros there
             clear_(leaf.grad for leaf in shared.alone)
         overflowed = () if added_to else tuple(now.overflowed)
-        self._judged(Seen(site, scale, losses, finite, overflowed, sticky=bool(added_to), shared=shared))
+        self._judged(Seen(site, scale, losses, finite, overflowed, bool(added_to), shared, number))
 
     def _presentable(self, scale: float) -> float:
         """Return the scale of a pass: 1 where torch is to raise at a NaN, which a search for the range makes."""
@@ -158,10 +169,11 @@ class Backward:
         )
         return 1.0
 
-    def _settle(
+    def _settle(  # noqa: PLR0917
         self,
         leaves: list[Tensor],
         losses: tuple[Tensor, ...],
+        number: float | None,
         earlier: Earlier,
         flagged: set[int],
         now: RunningPass,
@@ -170,17 +182,22 @@ class Backward:
 
         Waits for an accelerator, once.
         """
-        filled = [leaf for leaf in leaves if has_grad(leaf)]
+        filled = graded(leaves)
         flags = earlier.make_true(filled, now.replaced)
-        flags, of_losses = self._ranks.together(flags, non_finite_flags(losses))
-        answers = read([*flags, *of_losses])
-        if any(answers[: len(flags)]):
-            bad = now.bad = self._ranks.bad(non_finite(filled))
+        if number is None or self._ranks.touched_shards:
+            flags, of_losses = self._ranks.together(flags, non_finite_flags(losses))
+            answers = read([*flags, *of_losses])
+            overflowed, loss_finite = any(answers[: len(flags)]), not any(answers[len(flags) :])
+        else:
+            overflowed, loss_finite = any(read(flags)), math.isfinite(number)
+        if overflowed:
+            bad = now.bad = self._ranks.bad(non_finite([leaf for leaf, _ in filled]))
             new = [leaf for leaf in bad if id(leaf) not in flagged]
             now.overflowed += new
             if new:  # and not what an open window keeps
-                now.zeroed |= self._flags.expose(filled, new, self._leaves.stepped() if self._skips else None)
-        return not any(answers[len(flags) :])
+                stepped = self._leaves.stepped() if self._skips else None
+                now.zeroed |= self._flags.expose([leaf for leaf, _ in filled], new, stepped)
+        return loss_finite
 
     def wrap_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return the `torch.autograd.grad` of the session.
@@ -211,15 +228,21 @@ class Backward:
             while True:
                 scale = self._presentable(state.scale)
                 retry = roots_finite and state.can_fall
-                with self._running.at(scale), self._around():
-                    scaled = [seed * scale for seed in seeds]
-                    found = original(outputs, inputs, scaled, retain_graph or retry or None, *args, **kwargs)
-                grads = tuple(None if g is None else g * (1.0 / scale) for g in found)
-                finite = not any(read(non_finite_flags(g for g in grads if g is not None)))
+                now = self._running.begin(scale)
+                try:
+                    with self._around():
+                        scaled, grads = _scaled(roots, seeds, scale)
+                        found = original(
+                            scaled, inputs, grads, retain_graph or retry or None, *args, **kwargs
+                        )
+                finally:
+                    self._running.end(now)
+                true = tuple(None if g is None else g * (1.0 / scale) for g in found)
+                finite = not any(read(non_finite_flags(g for g in true if g is not None)))
                 if roots_finite:
                     state = self._scales.judge(site, finite=finite)
                 if finite or not retry:
-                    return grads
+                    return true
 
         return grad
 
@@ -251,19 +274,49 @@ def _listed(roots: Any) -> list[Any]:
     return [roots] if isinstance(roots, Tensor) or _is_edge(roots) else list(roots)
 
 
-def _seeds(roots: list[Any], given: Any) -> list[Tensor] | None:
-    """Return a seed gradient for each root; None for edges of the graph, and where torch would want one and raise."""
-    given = [given] if isinstance(given, Tensor) else [None] * len(roots) if given is None else list(given)
-    if len(given) != len(roots) or not roots:
+def _seeds(roots: list[Any], given: Any) -> list[Tensor | None] | None:
+    """Return the seed gradient of each root, None where torch takes ones.
+
+    Instead of the list None, for edges of the graph, and where torch would want a seed and raise.
+    """
+    seeds: list[Tensor | None]
+    seeds = [given] if isinstance(given, Tensor) else [None] * len(roots) if given is None else list(given)
+    if len(seeds) != len(roots) or not roots:
         return None
-    seeds = []
-    for root, given_seed in zip(roots, given, strict=True):
+    for root, seed in zip(roots, seeds, strict=True):
         if not isinstance(root, Tensor):
             return None
-        seed = given_seed
-        if seed is None:
-            if not root.requires_grad or root.numel() != 1 or not root.is_floating_point():
-                return None
-            seed = torch.ones_like(root, memory_format=torch.preserve_format)
-        seeds.append(seed)
+        if seed is None and not (root.requires_grad and root.numel() == 1 and root.is_floating_point()):
+            return None
     return seeds
+
+
+def _scaled(
+    roots: list[Tensor], seeds: list[Tensor | None], scale: float
+) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...] | None]:
+    """Return roots and seeds whose pass is multiplied by `scale`.
+
+    A seed that is given is multiplied. Where none is, the root is multiplied, as GradScaler does it: torch checks the
+    shape of a seed in a way that imports sympy. A half root is widened first, for its value may overflow.
+    """
+    if scale == 1.0:
+        return tuple(roots), (None if all(seed is None for seed in seeds) else tuple(seeds))
+    outputs: list[Tensor] = []
+    grads: list[Tensor | None] = []
+    with NOTHING if torch.is_grad_enabled() else torch.enable_grad():
+        for root, seed in zip(roots, seeds, strict=True):
+            if seed is None:
+                outputs.append((root.float() if root.dtype in LOW else root) * scale)
+                grads.append(None)
+            else:
+                outputs.append(root)
+                grads.append(seed * scale)
+    return tuple(outputs), (None if all(grad is None for grad in grads) else tuple(grads))
+
+
+def _number_in_host_memory(losses: tuple[Tensor, ...]) -> float | None:
+    """Return the loss where reading it waits for no device, and it is one number."""
+    loss = losses[0]
+    if loss.is_cpu and type(loss) is Tensor and is_one_number(losses):
+        return float(loss.item())
+    return None

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from mpx.engine.gradients import non_finite_flags, scale_, unscale_
-from mpx.engine.leaves import has_grad
+from mpx.engine.leaves import graded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from torch import Tensor
 
@@ -33,21 +33,18 @@ class Earlier:
             flagged: The leaves that `added_to` will be asked about.
         """
         self._scale, self._differentiable = scale, set_aside
-        watched = [(leaf, leaf.grad) for leaf in flagged]
         self._aside: list[tuple[Tensor, Tensor]] = []
         self._scaled: list[tuple[Tensor, Tensor]] = []
-        for leaf in leaves:
-            grad = leaf.grad if has_grad(leaf) else None
-            if grad is None:
-                continue
+        self._flagged = [(leaf, grad, grad._version) for leaf in flagged if (grad := leaf.grad) is not None]
+        for leaf, grad in graded(leaves):
             if set_aside or grad.requires_grad:
                 self._aside.append((leaf, grad))
                 leaf.grad = None
             else:
                 self._scaled.append((leaf, grad))
-        if scale != 1.0:
+        if scale != 1.0 and self._scaled:
             scale_((grad for _, grad in self._scaled), scale)
-        self._flagged = [(leaf, grad, grad._version) for leaf, grad in watched if grad is not None]
+            self._flagged = [(leaf, grad, grad._version) for leaf, grad, _ in self._flagged]
 
     def added_to(self) -> list[Tensor]:
         """Return the flagged leaves to whose gradient the pass has added; to be asked before `make_true`."""
@@ -57,23 +54,24 @@ class Earlier:
             if leaf.grad is not None and (leaf.grad is not grad or grad._version != version)
         ]
 
-    def make_true(self, filled: Iterable[Tensor], done: Iterable[Tensor] = ()) -> list[Tensor]:
+    def make_true(self, filled: Sequence[tuple[Tensor, Tensor]], done: Sequence[Tensor] = ()) -> list[Tensor]:
         """Unscale the gradients of the leaves that have one, add what was set aside, and return flags for `read`.
 
         Args:
-            filled: The leaves that have a gradient after the pass.
+            filled: The leaves that have a gradient after the pass, with it.
             done: Gradients of before that are true already.
         """
         if self._differentiable:
-            for leaf in filled:
-                if leaf.grad is not None and self._scale != 1.0:
-                    leaf.grad = leaf.grad * (1.0 / self._scale)
-            flags = non_finite_flags(leaf.grad for leaf in filled if leaf.grad is not None)
+            if self._scale != 1.0:
+                for leaf, grad in filled:
+                    leaf.grad = grad * (1.0 / self._scale)
+            flags = non_finite_flags(leaf.grad for leaf, _ in filled if leaf.grad is not None)
         else:
-            grads = {id(leaf.grad): leaf.grad for leaf in filled if leaf.grad is not None}
-            # a hook or a change of layout may have put another tensor in the place of one that was scaled
-            true = {id(grad) for grad in done}
-            grads.update((id(grad), grad) for _, grad in self._scaled if id(grad) not in true)
+            grads = {id(grad): grad for _, grad in filled}
+            if self._scaled:
+                # a hook or a change of layout may have put another tensor in the place of one that was scaled
+                true = {id(grad) for grad in done}
+                grads.update((id(grad), grad) for _, grad in self._scaled if id(grad) not in true)
             flags = unscale_(grads.values(), self._scale)
         for leaf, grad in self._aside:
             with torch.enable_grad():

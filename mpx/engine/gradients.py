@@ -6,10 +6,10 @@ all flags of a pass together: one synchronisation.
 
 from __future__ import annotations
 
-import cmath
 import weakref
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,54 +36,56 @@ def _values(grad: Tensor) -> Tensor:
 
 
 def _grouped(grads: Iterable[Tensor]) -> list[list[Tensor]]:
-    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+    """Return the real numbers of gradients by device and type; all of one kind, mostly."""
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for grad in grads:
-        numbers = _values(grad).detach()
+        # a loop over every parameter of a model, in each pass: the usual kind takes the short way
+        plain = type(grad) is Tensor and grad.layout is torch.strided and not grad.requires_grad
+        numbers = grad if plain else _values(grad).detach()
         if numbers.is_complex():
             numbers = torch.view_as_real(numbers)
-        groups[numbers.device, numbers.dtype].append(numbers)
+        key = numbers.device, numbers.dtype
+        if key in groups:
+            groups[key].append(numbers)
+        else:
+            groups[key] = [numbers]
     return list(groups.values())
 
 
-@torch.no_grad()
 def scale_(grads: Iterable[Tensor], factor: float) -> None:
     """Multiply gradients in place; exact for a power of two."""
-    for group in _grouped(grads):
-        torch._foreach_mul_(group, factor)
+    with torch.no_grad():
+        for group in _grouped(grads):
+            torch._foreach_mul_(group, factor)
 
 
-@torch.no_grad()
 def unscale_(grads: Iterable[Tensor], scale: float) -> list[Tensor]:
     """Divide gradients by `scale` in place and return flags for `read`: whether any was infinite or NaN."""
     flags = []
-    for group in _grouped(grads):
-        device = group[0].device
-        if group[0].dtype is torch.float64:  # the kernel takes FP32 and half only
-            torch._foreach_mul_(group, 1.0 / scale)
-            largest = torch.stack(torch._foreach_norm(group, float("inf")))
-            flags.append(_flag(torch.isfinite(largest)))
-        else:
-            flag = torch.zeros((), dtype=torch.float32, device=device)
-            inverse = torch.full((), 1.0 / scale, dtype=torch.float32, device=device)
-            torch._amp_foreach_non_finite_check_and_unscale_(group, flag, inverse)
-            flags.append(flag)
+    with torch.no_grad():
+        for group in _grouped(grads):
+            device = group[0].device
+            if group[0].dtype is torch.float64:  # the kernel takes FP32 and half only
+                torch._foreach_mul_(group, 1.0 / scale)
+                largest = torch.stack(torch._foreach_norm(group, float("inf")))
+                flags.append(_flag(torch.isfinite(largest)))
+            else:
+                flag = torch.zeros((), dtype=torch.float32, device=device)
+                torch._amp_foreach_non_finite_check_and_unscale_(group, flag, _inverse(scale, device))
+                flags.append(flag)
     return flags
+
+
+@lru_cache(maxsize=256)
+def _inverse(scale: float, device: torch.device) -> Tensor:
+    with torch.inference_mode(mode=False):
+        return torch.full((), 1.0 / scale, dtype=torch.float32, device=device)
 
 
 @torch.no_grad()
 def non_finite_flags(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Return a flag for each tensor, for `read`; changes nothing."""
-    return [
-        _number_flag(tensor)
-        if tensor.dim() == 0 and tensor.device.type == "cpu"
-        else _flag(torch.isfinite(_values(tensor).detach()))
-        for tensor in tensors
-    ]
-
-
-def _number_flag(number: Tensor) -> Tensor:
-    """Return the flag of a loss in host memory: a sixth of what three operations on it take."""
-    return torch.tensor(float(not cmath.isfinite(number.item())))
+    return [_flag(torch.isfinite(_values(tensor).detach())) for tensor in tensors]
 
 
 def _flag(finite: Tensor) -> Tensor:
@@ -92,6 +94,8 @@ def _flag(finite: Tensor) -> Tensor:
 
 def read(flags: Sequence[Tensor]) -> list[bool]:
     """Return which flags are raised. Waits for each device once."""
+    if len(flags) == 1:
+        return [bool(flags[0].item())]
     answers: dict[int, bool] = {}
     groups: dict[torch.device, list[int]] = defaultdict(list)
     for place, flag in enumerate(flags):
@@ -141,7 +145,7 @@ class Flags:
     def __init__(self) -> None:
         self._flags: dict[int, _Flag] = {}
 
-    def raise_for(self, leaves: Iterable[Tensor]) -> None:
+    def raise_for(self, leaves: Sequence[Tensor]) -> None:
         """Flag the present gradient of each leaf."""
         for leaf in leaves:
             if leaf.grad is not None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from torch.autograd.graph import Node
 
-__all__ = ["Leaves", "has_grad", "notes_of"]
+__all__ = ["Leaves", "graded", "notes_of"]
 
 MARK = "mpx_outermost_output"
 SURVEYED_CALLS = 2  # what a model uses without registering it is mostly there from the beginning
@@ -35,9 +35,13 @@ def notes_of(node: Node) -> dict[str, Any]:
     return cast("dict[str, Any]", node.metadata)
 
 
-def has_grad(tensor: Tensor) -> bool:
-    """Whether a tensor holds a gradient; without the warning of torch that others than leaves mostly do not."""
-    return (tensor.is_leaf or tensor.retains_grad) and tensor.grad is not None
+def graded(leaves: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Return those that hold a gradient, with it; without torch's warning that others than leaves mostly do not."""
+    return [
+        (leaf, grad)
+        for leaf in leaves
+        if (leaf.is_leaf or leaf.retains_grad) and (grad := leaf.grad) is not None
+    ]
 
 
 class _Here(threading.local):
@@ -82,28 +86,35 @@ class Leaves:
                 self._saw_root(root)
             return
         self._saw_root(root)
-        inputs = [t for t in tensors((args, kwargs)) if t.requires_grad]
+        given = args if not kwargs and all(type(arg) is Tensor for arg in args) else tensors((args, kwargs))
+        inputs = [t for t in given if t.requires_grad]
         if inputs:
             self._walk(inputs)
 
     def _saw_root(self, root: nn.Module) -> None:
-        self._roots.setdefault(root, 0)
-        self._here.roots.add(root)
+        if root not in self._here.roots:
+            self._roots.setdefault(root, 0)
+            self._here.roots.add(root)
 
     def saw_output(self, root: nn.Module, output: Any) -> None:
         """Mark the graph nodes at which a later walk may stop; at the first calls, survey what is behind them."""
         outputs = [tensor for tensor in tensors(output) if tensor.grad_fn is not None]
-        if outputs and self._roots.get(root, 0) < SURVEYED_CALLS:
-            self._roots[root] = self._roots.get(root, 0) + 1
+        if not outputs:
+            return
+        surveyed = self._roots.get(root, 0)
+        if surveyed < SURVEYED_CALLS:
+            self._roots[root] = surveyed + 1
             self._walk(outputs, registered={id(p) for m in modules_of(root) for p in m._parameters.values()})
+        mark = weakref.ref(root)
         for tensor in outputs:
             if tensor.grad_fn is not None:
-                notes_of(tensor.grad_fn)[MARK] = weakref.ref(root)
+                notes_of(tensor.grad_fn)[MARK] = mark
 
     def saw_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Remember an optimizer; its groups are read anew at each backward pass."""
-        self._optimizers.add(optimizer)
-        self._here.optimizers.add(optimizer)
+        if optimizer not in self._here.optimizers:
+            self._optimizers.add(optimizer)
+            self._here.optimizers.add(optimizer)
 
     def stepped(self) -> dict[int, bool]:
         """Return, by id, the parameters that an optimizer steps, and whether those are torch's own classes only.

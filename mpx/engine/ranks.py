@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,8 @@ from mpx.monitors import Shared
 if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel as Replica
     from torch.optim import Optimizer
+
+    Begun = tuple[dict[int, tuple[Replica, bool]], list[tuple[Tensor, tuple[int, int] | None]]]
 
 __all__ = ["Ranks"]
 
@@ -100,19 +101,25 @@ class Ranks:
 
         return _sync_final_model
 
-    @contextmanager
-    def in_pass(self, leaves: Iterable[Tensor]) -> Iterator[None]:
-        """Note which replicas the pass goes through, and which sharded gradients of these leaves it changes."""
+    def begin_pass(self, leaves: Iterable[Tensor]) -> Begun:
+        """A pass begins; return what `end_pass` is to be given, however it ends."""
         reached: dict[int, tuple[Replica, bool]] = {}  # of this pass: another thread may run one as well
         self._reached, self._vetoed = reached, False
-        before = [(leaf, _state(leaf)) for leaf in leaves if _is_sharded(leaf)]
-        try:
-            yield
-        finally:
-            self._touched = [leaf for leaf, state in before if _state(leaf) != state]
-            self._vetoed = self._vetoed or (self._veto and bool(self._touched))
-            self._passed, self._reached = reached, None
+        return reached, [(leaf, _state(leaf)) for leaf in _sharded(leaves)]
+
+    def end_pass(self, begun: Begun) -> None:
+        """Note which replicas the pass went through, and which sharded gradients it changed."""
+        reached, before = begun
+        self._touched = [leaf for leaf, state in before if _state(leaf) != state]
+        self._vetoed = self._vetoed or (self._veto and bool(self._touched))
+        self._passed, self._reached = reached, None
+        if reached:
             self._syncing.difference_update([one for one, syncs in reached.values() if syncs])
+
+    @property
+    def touched_shards(self) -> bool:
+        """Whether the pass that ended changed gradients of which other ranks hold parts."""
+        return bool(self._touched)
 
     def reach(self, replica: Replica) -> bool:
         """The running pass has come to the output of a replica; return whether to veto it."""
@@ -198,6 +205,8 @@ class Ranks:
 
     def left_alone(self, optimizer: Optimizer) -> dict[str, bool]:
         """Return the verdicts of a window that ends with a step and no reduction: each rank trains for itself."""
+        if not self._window:
+            return {}
         held = {id(p) for replica in self._window for p in replica.parameters()}
         if not any(id(p) in held for group in optimizer.param_groups for p in group["params"]):
             return {}
@@ -228,9 +237,13 @@ class _Reached:
         return tuple(None if grad is None else grad * float("nan") for grad in grads)
 
 
-def _is_sharded(leaf: Tensor) -> bool:
+def _sharded(leaves: Iterable[Tensor]) -> list[Tensor]:
     tensor = sys.modules.get("torch.distributed.tensor")  # not imported: nothing can be of it
-    return tensor is not None and isinstance(leaf, tensor.DTensor)
+    return [] if tensor is None else [leaf for leaf in leaves if isinstance(leaf, tensor.DTensor)]
+
+
+def _is_sharded(leaf: Tensor) -> bool:
+    return bool(_sharded([leaf]))
 
 
 def _state(leaf: Tensor) -> tuple[int, int] | None:

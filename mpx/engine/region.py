@@ -11,8 +11,10 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, compiler, nn
 from torch._guards import TracingContext
+from torch.compiler import is_dynamo_compiling
+from torch.jit import ScriptModule
 from torch.utils.data import get_worker_info
 
 from mpx.engine.compiled import CompiledRegion, leave_uncompiled
@@ -46,7 +48,45 @@ class Adoption(NamedTuple):
     withdrawn: Callable[[], AbstractContextManager[None]]
 
 
-AS_THEY_ARE = Adoption(hold=lambda root, parts: nullcontext(), withdrawn=nullcontext)
+NOTHING = nullcontext()
+AS_THEY_ARE = Adoption(hold=lambda root, parts: NOTHING, withdrawn=lambda: NOTHING)
+
+
+class _Autocast:
+    """Autocast on one device. As classes these contexts take half the time of generators, and a step enters several."""
+
+    __slots__ = ("_before", "_device_type", "_half")
+
+    def __init__(self, device_type: str, half: torch.dtype) -> None:
+        self._device_type, self._half = device_type, half
+
+    def __enter__(self) -> None:
+        kind = self._device_type
+        self._before = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        torch.set_autocast_enabled(kind, True)
+        torch.set_autocast_dtype(kind, self._half)
+        torch.autocast_increment_nesting()
+
+    def __exit__(self, *error: object) -> None:
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()
+        torch.set_autocast_enabled(self._device_type, self._before[0])
+        torch.set_autocast_dtype(self._device_type, self._before[1])
+
+
+class _NoAutocast:
+    """No autocast on any device."""
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before = [kind for kind in DEVICES if torch.is_autocast_enabled(kind)]
+        for kind in self._before:
+            torch.set_autocast_enabled(kind, False)
+
+    def __exit__(self, *error: object) -> None:
+        for kind in self._before:
+            torch.set_autocast_enabled(kind, True)
 
 
 class _Here(threading.local):
@@ -66,7 +106,7 @@ class Region:
         rules: ModuleRules,
         adoption: Adoption = AS_THEY_ARE,
         *,
-        began: Callable[[nn.Module, Args, Kwargs], None],
+        began: Callable[[nn.Module, list[nn.Module], Args, Kwargs], None],
         ended: Callable[[nn.Module, tuple[Args, Kwargs], Any], None],
         around: Callable[[nn.Module], AbstractContextManager[Any]],
         report: Report,
@@ -77,7 +117,7 @@ class Region:
             policy: Says whether there is a region at all and which half type it has.
             rules: Says which modules compute in FP32.
             adoption: What happens to the weights.
-            began: Told of each outermost call before it runs: module, args, kwargs.
+            began: Told of each outermost call before it runs: module, the modules of its tree, args, kwargs.
             ended: Told of each outermost call that returned: module, (args, kwargs), output.
             around: Context around the work of an outermost call (monitors).
             report: Told of what computes in FP32 against the level.
@@ -99,29 +139,32 @@ class Region:
 
     def wrap_call(self, original: Call) -> Call:
         """Return the `nn.Module.__call__` of the session."""
-        here = self._here
+        here, rules = self._here, self._rules
         holds = self._adoption is not AS_THEY_ARE
         leave_uncompiled("mpx")
 
         @wraps(original)
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if is_dynamo_compiling() or compiler._is_compiling_flag:
                 if self.casts:
                     return self._compiled.call(original, module, args, kwargs)
+                return original(module, *args, **kwargs)
+            if here.depth:
+                if (
+                    holds or self.watch is not None or rules.any_named or isinstance(module, ScriptModule)
+                ) and torch._C._get_tracing_state() is None:
+                    return self._nested(original, module, args, kwargs)
                 return original(module, *args, **kwargs)
             if torch._C._get_tracing_state() is not None:
                 # `torch.jit.trace` records the script's model, not what we do to it
                 return original(module, *args, **kwargs)
-            if here.depth:
-                if holds or self.watch is not None or self._rules.computes_float32(module):
-                    return self._nested(original, module, args, kwargs)
-                return original(module, *args, **kwargs)
-            parts = modules_of(module)
-            device_type = None if self.passive else self._root_device(parts)
+            device_type = None if self.passive else self._root_device(module)
             if device_type is None:
                 return original(module, *args, **kwargs)
+            parts = modules_of(module) if self.casts else []
             here.depth += 1
-            here.tree = frozenset(map(id, parts))
+            if holds:
+                here.tree = frozenset(map(id, parts))
             try:
                 return self._outermost(original, module, args, kwargs, parts=parts, device_type=device_type)
             finally:
@@ -130,7 +173,7 @@ class Region:
 
         return __call__
 
-    def _root_device(self, parts: list[nn.Module]) -> str | None:
+    def _root_device(self, root: nn.Module) -> str | None:
         """Return the device type of a tree that owns FP32 state, or None: doubles and integers are the script's."""
         if self.passive is None:
             self.passive = get_worker_info() is not None  # preparing data is no work of the model
@@ -139,11 +182,16 @@ class Region:
         ours = self._ours
         if self._has_copies and _inside_backward():  # where copies are in place of all weights
             ours = (*ours, self._half)
-        for part in parts:
+        walked, seen = [root], {id(root)}  # as `modules_of`, but mostly the first module with state ends it
+        for part in walked:
             for owned in (part._parameters, part._buffers):
                 for tensor in owned.values():
                     if tensor is not None and tensor.dtype in ours:
                         return None if tensor.is_meta else tensor.device.type
+            for child in part._modules.values():
+                if child is not None and id(child) not in seen:
+                    seen.add(id(child))
+                    walked.append(child)
         return None
 
     def _outermost(
@@ -161,27 +209,22 @@ class Region:
         # in a region of the script (or one that checkpointing has restored) results stay as it asked
         scripts_own = torch.is_autocast_enabled(device_type)
         if not recomputing:
-            self._began(module, args, kwargs)
-        with self._level(module, parts, device_type), nullcontext() if recomputing else self._around(module):
-            run = self._in_float32 if self._rules.computes_float32(module) else _as_it_is
+            self._began(module, parts, args, kwargs)
+        hold: AbstractContextManager[None] = NOTHING
+        region: AbstractContextManager[None] = NOTHING
+        if self.casts and not self._here.refused:
+            self._check(device_type, module)
+            if self._rules.any_named:
+                self._rules.learn(module, parts)
+            hold, region = self._adoption.hold(module, parts), _Autocast(device_type, self._half)
+        run = self._in_float32 if self._rules.computes_float32(module) else _as_it_is
+        with hold, region, NOTHING if recomputing else self._around(module):
             output = run(original, module, args, kwargs)
         if self.casts and not scripts_own:
             output = map_tensors(output, self.to_float32)
         if not recomputing:
             self._ended(module, (args, kwargs), output)
         return output
-
-    @contextmanager
-    def _level(self, module: nn.Module, parts: list[nn.Module], device_type: str) -> Iterator[None]:
-        """The level as the preset has it, unless the script refused it here."""
-        if not self.casts or self._here.refused:
-            yield
-            return
-        self._check(device_type, module)
-        if self._rules.any_named:
-            self._rules.learn(module, parts)
-        with self._adoption.hold(module, parts), self.autocast(device_type):
-            yield
 
     def _nested(self, original: Call, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         here = self._here
@@ -202,7 +245,7 @@ class Region:
         return output
 
     def _in_float32(self, original: Call, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
-        if isinstance(module, torch.jit.ScriptModule):
+        if isinstance(module, ScriptModule):
             self._report("torchscript", "modules compiled by TorchScript compute in FP32")
         here = self._here
         here.refused += 1
@@ -217,32 +260,13 @@ class Region:
         """Whether autocast is on here, by us or by the script."""
         return any(torch.is_autocast_enabled(device_type) for device_type in DEVICES)
 
-    @contextmanager
-    def autocast(self, device_type: str) -> Iterator[None]:
-        """Autocast to the half type on one device, without the cost of `torch.autocast`'s checks."""
-        before = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
-        torch.set_autocast_enabled(device_type, True)
-        torch.set_autocast_dtype(device_type, self._half)
-        torch.autocast_increment_nesting()
-        try:
-            yield
-        finally:
-            if torch.autocast_decrement_nesting() == 0:
-                torch.clear_autocast_cache()
-            torch.set_autocast_enabled(device_type, before[0])
-            torch.set_autocast_dtype(device_type, before[1])
+    def autocast(self, device_type: str) -> AbstractContextManager[None]:
+        """Return a context of autocast to the half type on a device, without the cost of `torch.autocast`'s checks."""
+        return _Autocast(device_type, self._half)
 
-    @contextmanager
-    def disabled(self) -> Iterator[None]:
-        """No autocast on any device: around the backward pass, optimizer steps and modules that compute in FP32."""
-        before = [kind for kind in DEVICES if torch.is_autocast_enabled(kind)]
-        for kind in before:
-            torch.set_autocast_enabled(kind, False)
-        try:
-            yield
-        finally:
-            for kind in before:
-                torch.set_autocast_enabled(kind, True)
+    def disabled(self) -> AbstractContextManager[None]:
+        """Return a context without autocast: for backward passes, optimizer steps and modules that compute in FP32."""
+        return _NoAutocast() if torch._C._is_any_autocast_enabled() else NOTHING
 
     @contextmanager
     def refused(self) -> Iterator[None]:
@@ -253,7 +277,7 @@ class Region:
         self._here.refused += 1
         try:
             held = self._here.depth or _inside_backward()
-            with self._adoption.withdrawn() if held else nullcontext():
+            with self._adoption.withdrawn() if held else NOTHING:
                 yield
         finally:
             self._here.refused -= 1

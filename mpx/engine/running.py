@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,6 +18,7 @@ class RunningPass:
 
     Attributes:
         scale: What its gradients are multiplied by.
+        thread: Who asked for it.
         overflowed: Leaves of which a hook saw it before the end: the hook may have used their gradients up.
         replaced: Gradients that a hook saw, true, and then put away: nobody is to make them true again.
         bad: Leaves whose gradient was not finite at the end.
@@ -27,6 +26,7 @@ class RunningPass:
     """
 
     scale: float
+    thread: int
     overflowed: list[Tensor] = field(default_factory=list)
     replaced: list[Tensor] = field(default_factory=list)
     bad: list[Tensor] = field(default_factory=list)
@@ -37,25 +37,25 @@ class Running:
     """The running passes of a process. One, but for threads that train side by side: each has its own."""
 
     def __init__(self) -> None:
-        self._passes: list[tuple[int, RunningPass]] = []  # with the thread that asked for it
+        self._passes: list[RunningPass] = []
 
-    @contextmanager
-    def at(self, scale: float) -> Iterator[RunningPass]:
-        """Hold a pass for as long as the engine runs it."""
-        one = RunningPass(scale)
-        entry = (threading.get_ident(), one)
-        self._passes.append(entry)
-        try:
-            yield one
-        finally:
-            self._passes.remove(entry)
+    def begin(self, scale: float) -> RunningPass:
+        """Return a pass that runs until `end`."""
+        one = RunningPass(scale, threading.get_ident())
+        self._passes.append(one)
+        return one
+
+    def end(self, one: RunningPass) -> None:
+        """The engine has run it, or failed."""
+        self._passes.remove(one)
 
     @property
     def latest(self) -> RunningPass | None:
         """The pass whose hooks fire."""
-        own = [one for thread, one in self._passes if thread == threading.get_ident()]
-        if own:
-            return own[-1]
+        if len(self._passes) > 1:
+            own = [one for one in self._passes if one.thread == threading.get_ident()]
+            if own:
+                return own[-1]
         return (
-            self._passes[-1][1] if self._passes else None
+            self._passes[-1] if self._passes else None
         )  # an accelerator's hooks fire in threads of the engine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -228,10 +228,12 @@ class Session:
             self._half_model.convert(p for group in optimizer.param_groups for p in group["params"])
             guard_optimizer(optimizer, self.policy.optimizer, self._substitutions.tell)
 
-    def _began(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _began(
+        self, module: nn.Module, parts: list[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         self.leaves.saw_call(module, args, kwargs)
-        if self._casts and torch.is_grad_enabled():
-            self._statistics.before_call(module)
+        if self._casts and module.training and torch.is_grad_enabled():
+            self._statistics.before_call(parts)
         self._audience.tell("called", module)
 
     def _ended(self, module: nn.Module, inputs: tuple[Any, Any], output: Any) -> None:
@@ -242,12 +244,12 @@ class Session:
     def _around_call(self, module: nn.Module) -> AbstractContextManager[Any]:
         return self._audience.around(module)
 
+    def _around_backward(self) -> AbstractContextManager[None]:
+        return self.region.disabled() if self._working is None else self._on_copies(self._working)
+
     @contextmanager
-    def _around_backward(self) -> Iterator[None]:
-        with (
-            self._working.in_place_for_backward() if self._working else nullcontext(),
-            self.region.disabled(),
-        ):
+    def _on_copies(self, working: WorkingCopies) -> Iterator[None]:
+        with working.in_place_for_backward(), self.region.disabled():
             yield
 
     def _judged(self, seen: Seen) -> None:

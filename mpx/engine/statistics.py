@@ -11,10 +11,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from mpx.engine.gradients import non_finite_flags, read
-from mpx.engine.structure import modules_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch import nn
 
@@ -35,19 +34,16 @@ class StatisticsGuard:
         self._kept: Kept = weakref.WeakKeyDictionary()
         self._older: Kept = weakref.WeakKeyDictionary()
 
-    @torch.no_grad()
-    def before_call(self, root: nn.Module) -> None:
-        """Copy what an outermost call in training mode is about to change."""
-        if not root.training:
-            return
-        for module in modules_of(root):
+    def before_call(self, parts: Iterable[nn.Module]) -> None:
+        """Copy what an outermost call in training mode is about to change; `parts` are the modules of its tree."""
+        for module in parts:
             if not (isinstance(module, _NormBase) and module.training) or module in self._kept:
                 continue
             statistics = module.running_mean
             if statistics is not None and not isinstance(
                 statistics, UninitializedTensorMixin
             ):  # lazy: its first call
-                self._kept[module] = [getattr(module, name).clone() for name in NAMES]
+                self._kept[module] = [getattr(module, name).detach().clone() for name in NAMES]
 
     def accept(self) -> None:
         """Note a clean pass: most statistics are right."""

@@ -79,14 +79,18 @@ class Stepping:
 
     def wrap_step(self, inner: Call) -> Call:
         """Return the `step` of one class."""
+        here = self._here
 
         @wraps(inner)
         def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             # `super().step()`, or an optimizer inside an optimizer, is no step of its own
-            if self._here.depth or torch.compiler.is_compiling():
+            if here.depth or torch.compiler.is_compiling():
                 return inner(optimizer, *args, **kwargs)
-            with self._at_depth(1):
+            here.depth = 1
+            try:
                 return self._step(inner, optimizer, args, kwargs)
+            finally:
+                here.depth = 0
 
         setattr(step, OURS, inner)
         return step

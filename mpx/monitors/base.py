@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-__all__ = ["Monitor", "Pass", "Seen", "Shared", "Step"]
+__all__ = ["Monitor", "Pass", "Seen", "Shared", "Step", "is_one_number"]
 
 
-@dataclass(frozen=True)
-class Shared:
+# Made once a pass or a step, and therefore of kinds that are made fast.
+
+
+class Shared(NamedTuple):
     """What ranks that share gradients make of a pass together.
 
     Attributes:
@@ -29,7 +30,7 @@ class Shared:
     alone: tuple[Tensor, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Seen:
     """What one backward pass showed.
 
@@ -42,6 +43,7 @@ class Seen:
             before: the first overflow speaks for all.
         sticky: Whether the pass added to a gradient that had overflowed before.
         shared: What the ranks that share gradients agreed on; None where this process trains for itself.
+        number: The loss, once somebody has read it.
     """
 
     site: str
@@ -51,16 +53,22 @@ class Seen:
     overflowed: tuple[Tensor, ...] = ()
     sticky: bool = False
     shared: Shared | None = None
+    number: float | None = None
 
-    @cached_property
+    @property
     def value(self) -> float | None:
-        """The loss, where it is one real number. Synchronises with an accelerator."""
-        (loss, *others) = self.losses
-        return None if others or loss.numel() != 1 or loss.is_complex() else float(loss.item())
+        """The loss, where it is one real number. Synchronises with an accelerator, the first time."""
+        if self.number is None and is_one_number(self.losses):
+            self.number = float(self.losses[0].item())
+        return self.number
 
 
-@dataclass(frozen=True)
-class Pass:
+def is_one_number(losses: tuple[Tensor, ...]) -> bool:
+    """Whether the roots of a pass are one real number."""
+    return len(losses) == 1 and losses[0].numel() == 1 and not losses[0].is_complex()
+
+
+class Pass(NamedTuple):
     """A judged backward pass.
 
     Attributes:
@@ -78,8 +86,7 @@ class Pass:
     module: str | None = None
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One call of `Optimizer.step`.
 
     Attributes:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpx.monitors.base import Monitor, Pass
+from mpx.monitors.base import Monitor, Pass, is_one_number
 from mpx.record.series import Thinned
 
 if TYPE_CHECKING:
@@ -29,13 +29,14 @@ class Losses(Monitor):
         self._nonfinite = 0
 
     def passed(self, one: Pass) -> None:
-        (loss, *others) = one.seen.losses
-        if others or loss.numel() != 1 or loss.is_complex():
+        seen = one.seen
+        if seen.number is not None:
+            self._add(seen.site, one.number, seen.number)
             return
-        if loss.device.type == "cpu":
-            self._add(one.seen.site, one.number, float(loss))
+        if not is_one_number(seen.losses):
             return
-        self._pending.append((one.seen.site, one.number, loss.reshape(()).to(torch.float64, copy=True)))
+        (loss,) = seen.losses
+        self._pending.append((seen.site, one.number, loss.reshape(()).to(torch.float64, copy=True)))
         if len(self._pending) >= PENDING:
             self._read()
 
