@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,13 @@ from torch import Tensor, nn
 from mpx.engine.structure import modules_of, tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from torch.autograd.graph import Node
 
 __all__ = ["Leaves", "graded", "notes_of"]
+
+Thing = TypeVar("Thing")
 
 MARK = "mpx_outermost_output"
 SURVEYED_CALLS = 2  # what a model uses without registering it is mostly there from the beginning
@@ -44,12 +46,32 @@ def graded(leaves: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
+class _Alive(Generic[Thing]):
+    """Objects by identity, in the order in which they came, as long as they live; asked in every pass, hence a dict."""
+
+    __slots__ = ("_by_id",)
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, weakref.ref[Thing]] = {}
+
+    def add(self, thing: Thing) -> None:
+        known, key = self._by_id, id(thing)
+        if key not in known:
+            known[key] = weakref.ref(thing, lambda _: known.pop(key, None))
+
+    def __contains__(self, thing: Thing) -> bool:
+        return id(thing) in self._by_id
+
+    def __iter__(self) -> Iterator[Thing]:
+        return (thing for one in list(self._by_id.values()) if (thing := one()) is not None)
+
+
 class _Here(threading.local):
     """What one thread has seen: a pass must not touch the gradients of a model that another thread trains."""
 
     def __init__(self) -> None:
-        self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.roots: _Alive[nn.Module] = _Alive()
+        self.optimizers: _Alive[torch.optim.Optimizer] = _Alive()
         self.others: dict[int, weakref.ref[Tensor]] = {}
 
 
@@ -57,9 +79,10 @@ class Leaves:
     """The leaves that this process has seen, by thread; everything is held weakly."""
 
     def __init__(self) -> None:
-        # in the order of first calls, with how many of them were surveyed
-        self._roots: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
-        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._roots: _Alive[nn.Module] = _Alive()
+        self._optimizers: _Alive[torch.optim.Optimizer] = _Alive()
+        self._surveys: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self._surveyed: _Alive[nn.Module] = _Alive()
         self._here = _Here()
 
     def wrap_retain_grad(self, original: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
@@ -93,7 +116,7 @@ class Leaves:
 
     def _saw_root(self, root: nn.Module) -> None:
         if root not in self._here.roots:
-            self._roots.setdefault(root, 0)
+            self._roots.add(root)
             self._here.roots.add(root)
 
     def saw_output(self, root: nn.Module, output: Any) -> None:
@@ -101,9 +124,10 @@ class Leaves:
         outputs = [tensor for tensor in tensors(output) if tensor.grad_fn is not None]
         if not outputs:
             return
-        surveyed = self._roots.get(root, 0)
-        if surveyed < SURVEYED_CALLS:
-            self._roots[root] = surveyed + 1
+        if root not in self._surveyed:
+            self._surveys[root] = number = self._surveys.get(root, 0) + 1
+            if number == SURVEYED_CALLS:
+                self._surveyed.add(root)
             self._walk(outputs, registered={id(p) for m in modules_of(root) for p in m._parameters.values()})
         mark = weakref.ref(root)
         for tensor in outputs:
@@ -122,7 +146,7 @@ class Leaves:
         A class of the script's may use gradients before its step, as the first step of SAM does.
         """
         found: dict[int, bool] = {}
-        for optimizer in list(self._optimizers):
+        for optimizer in self._optimizers:
             own = type(optimizer).__module__.startswith("torch.optim")
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -137,12 +161,12 @@ class Leaves:
         """Return every leaf whose gradient a backward pass from `roots` may change, each once."""
         self._walk(roots)
         found: dict[int, Tensor] = {}
-        for root in list(self._here.roots):
+        for root in self._here.roots:
             for module in modules_of(root):
                 for parameter in module._parameters.values():
                     if parameter is not None and parameter.is_leaf:
                         found[id(parameter)] = parameter
-        for optimizer in list(self._here.optimizers):
+        for optimizer in self._here.optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     found[id(parameter)] = parameter

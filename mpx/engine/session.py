@@ -237,7 +237,8 @@ class Session:
         self._audience.tell("called", module)
 
     def _ended(self, module: nn.Module, inputs: tuple[Any, Any], output: Any) -> None:
-        self.leaves.saw_output(module, output)
+        if self._casts:
+            self.leaves.saw_output(module, output)
         if self.region.watch is not None:
             self.region.watch(module, inputs, output)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from mpx.monitors.base import Monitor, Pass, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch.optim import Optimizer
 
@@ -38,6 +38,7 @@ class Exponents(Monitor):
         # Half of the least number above 0: what is not larger rounds to 0.
         self._flushed = int(math.log2(limits.smallest_normal * limits.eps)) - 1
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._latest: Callable[[], Optimizer | None] = lambda: None
         self._counts: dict[torch.device, Tensor] = {}
         self._samples = 0
         self._next = 0
@@ -45,7 +46,9 @@ class Exponents(Monitor):
         self._scale = 1.0
 
     def stepped(self, step: Step) -> None:
-        self._optimizers.add(step.optimizer)
+        if step.optimizer is not self._latest():
+            self._latest = weakref.ref(step.optimizer)
+            self._optimizers.add(step.optimizer)
 
     def passed(self, one: Pass) -> None:
         if one.number < self._next or one.kind is not None or one.seen.sticky or not self._optimizers:
