@@ -1,0 +1,53 @@
+"""What only a GPU can show: how often a step waits for it, and that every level trains on it."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+pytestmark = pytest.mark.gpu
+
+
+def training(steps):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)
+    ).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    x, y = torch.randn(16, 1, 8, 8, device="cuda"), torch.randint(0, 4, (16,), device="cuda")
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("level", "waits"), [("O0", 0), ("O1", 1), ("O2", 1), ("O1-bf16", 1), ("O2-bf16", 1)]
+)
+def test_a_step_waits_for_the_device_once_at_most(level, waits, at_level):
+    with at_level(level, "monitors.gradients=false"):
+        training(5)
+        torch.cuda.synchronize()
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                training(10)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+    assert sum("synchroniz" in str(one.message) for one in heard) <= 10 * waits
+
+
+@pytest.mark.parametrize("level", ["O1", "O2", "O1-bf16", "O2-bf16"])
+def test_losses_are_near_those_of_float32(level, at_level):
+    reference = torch.stack(training(20)).tolist()
+    with at_level(level, "loss_scale.init=256" if "bf16" not in level else "monitors.gradients=false"):
+        losses = torch.stack(training(20)).tolist()
+    # the rounding of a half type in 20 steps
+    assert losses == pytest.approx(reference, rel=0.1, abs=0.02)
