@@ -10,21 +10,27 @@ from torch import nn
 pytestmark = pytest.mark.gpu
 
 
-def training(steps):
+def stepper():
+    """Return a training step on the GPU, which returns its loss there."""
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)
-    ).cuda()
+    layers = nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)
+    model = nn.Sequential(*layers).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     x, y = torch.randn(16, 1, 8, 8, device="cuda"), torch.randint(0, 4, (16,), device="cuda")
-    losses = []
-    for _ in range(steps):
+
+    def step():
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x), y)
         loss.backward()
         optimizer.step()
-        losses.append(loss.detach())
-    return losses
+        return loss.detach()
+
+    return step
+
+
+def losses():
+    step = stepper()
+    return torch.stack([step() for _ in range(20)]).tolist()
 
 
 @pytest.mark.parametrize(
@@ -32,13 +38,16 @@ def training(steps):
 )
 def test_a_step_waits_for_the_device_once_at_most(level, waits, at_level):
     with at_level(level, "monitors.gradients=false"):
-        training(5)
+        step = stepper()
+        for _ in range(5):
+            step()
         torch.cuda.synchronize()
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             try:
-                training(10)
+                for _ in range(10):
+                    step()
             finally:
                 torch.cuda.set_sync_debug_mode("default")
     assert sum("synchroniz" in str(one.message) for one in heard) <= 10 * waits
@@ -46,8 +55,8 @@ def test_a_step_waits_for_the_device_once_at_most(level, waits, at_level):
 
 @pytest.mark.parametrize("level", ["O1", "O2", "O1-bf16", "O2-bf16"])
 def test_losses_are_near_those_of_float32(level, at_level):
-    reference = torch.stack(training(20)).tolist()
-    with at_level(level, "loss_scale.init=256" if "bf16" not in level else "monitors.gradients=false"):
-        losses = torch.stack(training(20)).tolist()
+    reference = losses()
+    with at_level(level, "monitors.gradients=false" if "bf16" in level else "loss_scale.init=256"):
+        found = losses()
     # the rounding of a half type in 20 steps
-    assert losses == pytest.approx(reference, rel=0.1, abs=0.02)
+    assert found == pytest.approx(reference, rel=0.1, abs=0.02)
