@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpx.engine import launcher, sharding
+from mpx.engine import launcher, leaving, sharding
 from mpx.engine.stepping import OURS, wrapped_classes
 
 if TYPE_CHECKING:
@@ -90,6 +90,20 @@ TABLE: tuple[Intercept, ...] = (
         )
     ),
     Intercept("torch._tensor", "Tensor.retain_grad", lambda s, original: s.leaves.wrap_retain_grad(original)),
+    *(
+        Intercept(
+            module, name, lambda s, original: leaving.wrap_total_norm(original, s.stepping.will_skip, s.tell)
+        )
+        for module, name in (
+            ("torch.nn.utils.clip_grad", "_get_total_norm"),
+            ("torch.nn.utils", "get_total_norm"),
+        )
+    ),
+    Intercept(
+        "torch._tensor",
+        "Tensor.numpy",
+        lambda s, original: leaving.wrap_numpy(original, s.region.casts_to, s.tell),
+    ),
     # the tracer compares its graph, which is the script's own, with the model: in FP32 both
     Intercept("torch.jit._trace", "_check_trace", lambda s, original: s.region.wrap_refused(original)),
     Intercept(
@@ -130,7 +144,12 @@ TABLE: tuple[Intercept, ...] = (
     Intercept(
         "torch.nn.parallel.distributed",
         "DistributedDataParallel.forward",
-        lambda s, original: s.ranks.wrap_forward(original),
+        lambda s, original: s.reduction.wrap_forward(s.ranks.wrap_forward(original)),
+    ),
+    Intercept(
+        "torch.nn.parallel.distributed",
+        "DistributedDataParallel.register_comm_hook",
+        lambda s, original: s.reduction.wrap_register_comm_hook(original),
     ),
     Intercept(
         "torch.nn.parallel.distributed",

@@ -23,6 +23,7 @@ from mpx.engine.leaves import Leaves
 from mpx.engine.names import Names
 from mpx.engine.oprules import OpRules
 from mpx.engine.ranks import Ranks
+from mpx.engine.reduction import Reduction
 from mpx.engine.region import AS_THEY_ARE, Adoption, Region
 from mpx.engine.reroutes import half_outside
 from mpx.engine.running import Running
@@ -123,6 +124,7 @@ class Session:
         self.ranks: Ranks = Ranks(
             skips=skips, export_state=self.scales.export_state, restore_state=self.scales.restore_state
         )
+        self.reduction: Reduction = Reduction(policy.ddp.comm_dtype, applies=lambda: self._casts, report=tell)
         self.backward: Backward = Backward(
             self.scales,
             self.leaves,
@@ -215,6 +217,7 @@ class Session:
         parts: dict[str, Any] = {"scalers": self.scales.snapshot() if self.scales.in_force else []}
         parts |= self._audience.snapshot()
         parts["substitutions"] = self._substitutions.snapshot()
+        parts |= self.reduction.snapshot()
         parts["shared_passes"] = self.ranks.passes
         parts["saw_script_amp"] = self._substitutions.told(
             "script-autocast", "script-gradscaler", "script-amp-kept"

@@ -44,6 +44,12 @@ def wrap_fully_shard(
                 f"`fully_shard` gathers weights in {policy.dtype}, and reduces gradients in FP32: "
                 "it was given no MixedPrecisionPolicy",
             )
+        if policy.ddp.comm_dtype and policy.cast_model_type != "float32":
+            report(
+                "fsdp-reduction",
+                "`fully_shard` reduces gradients as its MixedPrecisionPolicy says, in FP32 if in nothing else: "
+                "`ddp.comm_dtype` is for DistributedDataParallel",
+            )
         result = original(module, *args, **options)
         for one in module if isinstance(module, (list, tuple)) else [module]:
             sharded(one)

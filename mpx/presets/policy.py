@@ -18,6 +18,7 @@ __all__ = [
     "FIRST_SCHEMA",
     "SCHEMA",
     "Collapse",
+    "Ddp",
     "FieldSpec",
     "ForwardOverflow",
     "LossScale",
@@ -103,6 +104,13 @@ class OptimizerGuards:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ddp:
+    """In what type `DistributedDataParallel` reduces gradients; None is theirs, as torch does."""
+
+    comm_dtype: Literal["float16", "bfloat16"] | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Monitors:
     """What is watched while the script runs; `history_points` bounds every series in memory and on disk."""
 
@@ -137,6 +145,7 @@ class Policy:
     apex: Literal["auto", "on", "off"]
     matmul_precision: Literal["highest", "high", "medium"]
     optimizer: OptimizerGuards
+    ddp: Ddp
     slow_kernel_ratio: float = _number(at_least=1.0)
     monitors: Monitors
     gates: tuple[str, ...]

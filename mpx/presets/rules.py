@@ -178,11 +178,25 @@ def _scale_that_fits_the_dtype(values: Values) -> Iterator[Judgement]:
         )
 
 
-@_rule("cast_model_type", "ops.user_float32", "ops.user_half", "fp32_modules")
+@_rule("cast_model_type", "master_weights", "ddp.comm_dtype", "loss_scale.mode")
+def _gradients_sent_in_half(values: Values) -> Iterator[Judgement]:
+    """Without FP32 gradients (O3) the question does not arise."""
+    in_float32 = values["cast_model_type"] == "none" or values["master_weights"]
+    if in_float32 and values["ddp.comm_dtype"] == "float16" and values["loss_scale.mode"] == "none":
+        yield Warn(
+            "gradients are exchanged in float16 without loss scaling: those below 3e-8 become 0 and those above "
+            "65504 infinite; use `ddp.comm_dtype: bfloat16`"
+        )
+
+
+_OF_HALF = ("ops.user_float32", "ops.user_half", "fp32_modules", "ddp.comm_dtype")
+
+
+@_rule("cast_model_type", *_OF_HALF)
 def _rules_without_half(values: Values) -> Iterator[Judgement]:
     if values["cast_model_type"] != "float32":
         return
-    asked = [key for key in ("ops.user_float32", "ops.user_half", "fp32_modules") if values[key]]
+    asked = [key for key in _OF_HALF if values[key]]
     if asked:
         listed = " and ".join(f"`{key}`" for key in asked)
         yield Warn(f"{listed} change nothing, because everything runs in FP32; use `--opt-level O1` or `O2`")

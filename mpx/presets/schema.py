@@ -90,7 +90,7 @@ def _of(spec: FieldSpec) -> dict[str, Any]:
     if spec.key == "schema":
         return {"const": SCHEMA}
     if spec.kind == "choice":
-        return {"enum": spellings(spec)}
+        return {"enum": [*spellings(spec), *([None] if spec.optional else [])]}
     if spec.key in GATE_KEYS:
         return {"anyOf": [{"type": "array", "items": {"anyOf": [_NAME, _GATE]}}, _GATE]}
     if spec.kind == "list":

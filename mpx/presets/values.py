@@ -31,7 +31,11 @@ _DTYPE_ALIASES: Mapping[str, str] = {
     "torch.bfloat16": "bfloat16",
 }
 _CAST_ALIASES: Mapping[str, str] = {"fp32": "float32", "float": "float32", "torch.float32": "float32"}
-_ALIASES: Mapping[str, Mapping[str, str]] = {"dtype": _DTYPE_ALIASES, "cast_model_type": _CAST_ALIASES}
+_ALIASES: Mapping[str, Mapping[str, str]] = {
+    "dtype": _DTYPE_ALIASES,
+    "ddp.comm_dtype": _DTYPE_ALIASES,
+    "cast_model_type": _CAST_ALIASES,
+}
 
 # TOML and the command line have no null.
 _NOTHING = frozenset({"none", "None", "null", "~"})
@@ -242,7 +246,7 @@ def _none_hint(spec: FieldSpec) -> str | None:
 def _expected(spec: FieldSpec) -> str:
     """Return what the field takes, in words made from its spec."""
     if spec.choices:
-        text = " or ".join(f"`{choice}`" for choice in spec.written)
+        text = " or ".join(f"`{choice}`" for choice in (*spec.written, *(["null"] if spec.optional else [])))
     elif spec.kind == "bool":
         text = "`true`, `false` or `null`" if spec.optional else "`true` or `false`"
     elif spec.kind == "str":

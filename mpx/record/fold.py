@@ -11,6 +11,7 @@ from mpx.errors import RecordError
 from mpx.record import codec, ranks
 from mpx.record.model import Process, RunRecord, Snapshot
 from mpx.record.parts import (
+    Communication,
     Coverage,
     Fault,
     Memory,
@@ -203,6 +204,7 @@ def _totals(logs: Sequence[_Log]) -> RunRecord:
         losses=[item for snapshot in last for item in snapshot.losses],
         throughput=busiest.throughput,
         gradients=busiest.gradients,
+        communication=_communication(last),
         memory=_memory(logs),
         coverage=_coverage(last),
         casts=_casts(last),
@@ -241,6 +243,18 @@ def _overflows(logs: Sequence[_Log]) -> list[Overflow]:
 def _memory(logs: Sequence[_Log]) -> Memory | None:
     known = [log.last.memory for log in logs if log.last.memory is not None]
     return max(known, key=lambda memory: (memory.peak_bytes, memory.device), default=None)
+
+
+def _communication(last: Sequence[Snapshot]) -> Communication | None:
+    known = [snapshot.communication for snapshot in last if snapshot.communication is not None]
+    if not known:
+        return None
+    return replace(
+        known[0],
+        buckets=sum(item.buckets for item in known),
+        bytes=sum(item.bytes for item in known),
+        full_bytes=sum(item.full_bytes for item in known),
+    )
 
 
 def _coverage(last: Sequence[Snapshot]) -> Coverage | None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from mpx.errors import RecordError
 from mpx.record import codec
 from mpx.record.parts import (
+    Communication,
     Coverage,
     Desync,
     Device,
@@ -74,6 +75,7 @@ class Snapshot:
     throughput: Throughput | None = None
     memory: Memory | None = None
     gradients: Gradients | None = None
+    communication: Communication | None = None
     coverage: Coverage | None = None
     casts: dict[str, Any] = field(default_factory=dict)
     substitutions: list[Substitution] = field(default_factory=list)
@@ -136,6 +138,7 @@ class RunRecord:
     throughput: Throughput | None = None
     memory: Memory | None = None
     gradients: Gradients | None = None
+    communication: Communication | None = None
     coverage: Coverage | None = None
     casts: dict[str, Any] = field(default_factory=dict)
     substitutions: list[Substitution] = field(default_factory=list)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 __all__ = [
+    "Communication",
     "Coverage",
     "Desync",
     "Device",
@@ -200,6 +201,19 @@ class Rank:
     last_t: float | None = None
     exit_code: int | None = None
     signal: str | None = None
+
+
+@dataclass(frozen=True)
+class Communication:
+    """The gradients that a rank gave to be reduced in `dtype`: `bytes`, and `full_bytes` in their own type.
+
+    Counted in `buckets`, as they were handed over; what a network makes of them depends on its algorithm.
+    """
+
+    dtype: str
+    buckets: int = 0
+    bytes: int = 0
+    full_bytes: int = 0
 
 
 @dataclass(frozen=True)

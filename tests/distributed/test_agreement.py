@@ -9,8 +9,8 @@ pytestmark = [pytest.mark.dist, pytest.mark.slow]
 # `join` last: a rank that had run out of data has made fewer passes, and numbers them on from there.
 WAYS = ["plain", "no_sync", "unused", "bucket_view", "static_graph", "fsdp", "fsdp_no_sync", "join"]
 BAD_STEP = 2
-LEVELS = ["O1", "O2", "O1 bfloat16", "O2 bfloat16"]
-HALF_LEVELS = ["O1", "O2"]
+LEVELS = ["O1", "O2", "O1 bfloat16", "O2 bfloat16", "O1 sent in half"]
+HALF_LEVELS = ["O1", "O2", "O1 sent in half"]
 
 
 @pytest.fixture(scope="session")
@@ -20,15 +20,17 @@ def trained(runs):
     scale = ("--set", "loss_scale.init=1024")
     talkative = ("--set", "collapse.after=1")
     bf16 = ("--dtype", "bfloat16")
+    half, brain = (("--set", f"ddp.comm_dtype={dtype}") for dtype in ("float16", "bfloat16"))
     shell = runs.scripts / "train.sh"
     started = {
         "FP32": runs.start(*runs.torchrun, *script),
         "O1": runs.start(*runs.mpx, "run", "-O", "O1", *scale, *talkative, "--", *runs.torchrun, *script),
         "O2": runs.start(*runs.torchrun, "-m", "mpx", "run", "-O", "O2", *scale, *script),
-        "O1 bfloat16": runs.start(*runs.mpx, "run", "-O", "O1", *bf16, "--nproc", 2, *script),
+        "O1 bfloat16": runs.start(*runs.mpx, "run", "-O", "O1", *bf16, *brain, "--nproc", 2, *script),
         "O2 bfloat16": runs.start(
             *runs.mpx, "run", "-O", "O2", *bf16, "--", "bash", shell, sys.executable, *script
         ),
+        "O1 sent in half": runs.start(*runs.mpx, "run", "-O", "O1", *scale, *half, "--nproc", 2, *script),
     }
     return lambda level: started[level].result().succeeded()
 
@@ -79,6 +81,14 @@ def test_there_is_one_record_and_it_knows_both_ranks(trained, level):
     assert sorted(trained_ranks) == [0, 1]
     reports = [line for line in run.stderr.splitlines() if line.startswith("mpx  O")]
     assert len(reports) == (0 if level == "O2" else 1)  # below torchrun there is nobody to write one
+
+
+@pytest.mark.parametrize("level", ["O1 bfloat16", "O1 sent in half"])
+def test_fully_shard_keeps_its_reduction_and_the_report_tells_of_it(trained, level):
+    told = {item["id"] for item in trained(level).record["substitutions"]}
+    assert "fsdp-reduction" in told
+    communication = trained(level).record["communication"]
+    assert communication["full_bytes"] == 2 * communication["bytes"] > 0
 
 
 @pytest.mark.parametrize("level", ["O2", "O2 bfloat16"])

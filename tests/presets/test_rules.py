@@ -88,6 +88,8 @@ def test_a_refusal_points_to_who_had_the_last_word(write, problems):
         ("O1", ["patch_torch_functions=false"], "nothing runs in half"),
         ("O0", ["ops.user_float32+=softmax"], "change nothing"),
         ("O0", ["fp32_modules+=LayerNorm"], "change nothing"),
+        ("O0", ["ddp.comm_dtype=bf16"], "`ddp.comm_dtype` change nothing"),
+        ("O2-bf16", ["ddp.comm_dtype=float16"], "exchanged in float16 without loss scaling"),
     ],
 )
 def test_what_is_allowed_and_hardly_meant_is_warned_of(level, texts, warning, resolved):
@@ -103,6 +105,10 @@ def test_what_is_allowed_and_hardly_meant_is_warned_of(level, texts, warning, re
         ("O1-bf16", ["dtype=float16"]),
         ("O3", []),
         ("O3", ["dtype=bfloat16"]),
+        ("O3", ["ddp.comm_dtype=fp16"]),
+        ("O1", ["ddp.comm_dtype=fp16"]),
+        ("O2-bf16", ["ddp.comm_dtype=bf16"]),
+        ("O0", ["ddp.comm_dtype=null"]),
         ("O3", ["master_weights=true", "loss_scale=dynamic"]),
         ("O1", ["ops.user_float32+=softmax", "fp32_modules+=LayerNorm"]),
     ],

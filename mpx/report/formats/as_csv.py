@@ -60,6 +60,9 @@ def _totals(record: RunRecord) -> Iterator[_Row]:
         if record.throughput.step_ms:
             numbers["step_time_median"] = (record.throughput.step_ms.median, "ms")
             numbers["step_time_p95"] = (record.throughput.step_ms.p95, "ms")
+    if record.communication:
+        numbers["reduced"] = (record.communication.bytes, "bytes")
+        numbers["reduced_in_full"] = (record.communication.full_bytes, "bytes")
     if record.memory:
         numbers["peak_memory"] = (record.memory.peak_bytes, "bytes")
         numbers["memory_device"] = (printable(record.memory.device), "")

@@ -218,6 +218,16 @@ def speed(record: RunRecord, _: Style) -> Iterator[Row]:
     yield Row("speed", tuple(parts), 35)
 
 
+def communication(record: RunRecord, _: Style) -> Iterator[Row]:
+    """How many bytes of gradients the ranks exchanged, and how many that saved."""
+    known = record.communication
+    if known is not None:
+        parts = [f"{wording.bytes_(known.bytes)} of gradients reduced in {printable(known.dtype)}"]
+        if known.bytes < known.full_bytes:
+            parts[0] += f" instead of {wording.bytes_(known.full_bytes)}"
+        yield Row("exchanged", (*parts, "by each rank"), 36)
+
+
 def memory(record: RunRecord, _: Style) -> Iterator[Row]:
     """The peak."""
     if record.memory:
@@ -271,6 +281,7 @@ ROWS: tuple[RowMaker, ...] = (
     losses,
     coverage,
     speed,
+    communication,
     memory,
     gradients,
     substitutions,
