@@ -196,7 +196,9 @@ class Backward:
             now.overflowed += new
             if new:  # and not what an open window keeps
                 stepped = self._leaves.stepped() if self._skips else None
-                now.zeroed |= self._flags.expose([leaf for leaf, _ in filled], new, stepped)
+                now.zeroed |= self._flags.expose(
+                    [leaf for leaf, _ in filled], new, stepped, by_scale=loss_finite
+                )
         return loss_finite
 
     def wrap_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:

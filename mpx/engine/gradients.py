@@ -130,6 +130,7 @@ def clear_(grads: Iterable[Tensor | None]) -> None:
 class _Flag:
     leaf: weakref.ref[Tensor]
     grad: weakref.ref[Tensor]
+    by_scale: bool  # and not by a loss that was infinite or NaN itself
     cleared: bool = False  # by us: zeros are no sign that the script did it
     spent: bool = False
 
@@ -145,11 +146,20 @@ class Flags:
     def __init__(self) -> None:
         self._flags: dict[int, _Flag] = {}
 
-    def raise_for(self, leaves: Sequence[Tensor]) -> None:
-        """Flag the present gradient of each leaf."""
+    def raise_for(self, leaves: Sequence[Tensor], *, by_scale: bool | None = None) -> None:
+        """Flag the present gradient of each leaf.
+
+        Args:
+            leaves: Whose gradients are not finite.
+            by_scale: Whether the losses were: a lower scale would have served. None where a flag says so already.
+        """
         for leaf in leaves:
             if leaf.grad is not None:
-                self._flags[id(leaf)] = _Flag(weakref.ref(leaf), weakref.ref(leaf.grad))
+                before = self._flags.get(id(leaf))
+                known = before is not None and before.by_scale
+                self._flags[id(leaf)] = _Flag(
+                    weakref.ref(leaf), weakref.ref(leaf.grad), known if by_scale is None else by_scale
+                )
         for key in [key for key, flag in self._flags.items() if flag.leaf() is None]:
             del self._flags[key]
 
@@ -159,7 +169,12 @@ class Flags:
             self._flags.pop(id(leaf), None)
 
     def expose(
-        self, filled: Sequence[Tensor], overflowed: Sequence[Tensor], stepped: Mapping[int, bool] | None
+        self,
+        filled: Sequence[Tensor],
+        overflowed: Sequence[Tensor],
+        stepped: Mapping[int, bool] | None,
+        *,
+        by_scale: bool,
     ) -> bool:
         """Flag what overflowed, and leave its infinities to be found only where a step will be skipped for them.
 
@@ -171,11 +186,12 @@ class Flags:
             stepped: As of `Leaves.stepped`: where torch's own optimizers step, a script that looks for infinities to
                 drop the batch finds them; a class of the script's own gets zeros and is skipped; an update by hand
                 gets zeros everywhere and so leaves itself out. None where nothing is skipped.
+            by_scale: As of `raise_for`.
         """
         if stepped is None:
-            self.raise_for(overflowed)
+            self.raise_for(overflowed, by_scale=by_scale)
             return False
-        self.raise_for([leaf for leaf in overflowed if id(leaf) in stepped])
+        self.raise_for([leaf for leaf in overflowed if id(leaf) in stepped], by_scale=by_scale)
         for leaf in overflowed:
             if stepped.get(id(leaf)) is False:
                 self._flags[id(leaf)].cleared = True
@@ -189,6 +205,30 @@ class Flags:
         if not self._flags:
             return []
         return [leaf for leaf in leaves if self._alive(leaf)]
+
+    def reach(self, leaves: Iterable[Tensor]) -> list[Tensor]:
+        """Return those of `leaves` whose gradient is flagged or not finite, while any gradient at all is flagged.
+
+        A script mixes gradients of several optimizers (one norm that clips them all): what is not finite then is so
+        by the flagged one, and is flagged as well.
+        """
+        if not self._flags:
+            return []
+        leaves = list(leaves)
+        flagged = self.among(leaves)
+        known = {id(leaf) for leaf in flagged}
+        everywhere = [leaf for flag in self._flags.values() if (leaf := flag.leaf()) is not None]
+        if any(self._alive(leaf) for leaf in everywhere):
+            mixed = non_finite(leaf for leaf in leaves if id(leaf) not in known)
+            self.raise_for(mixed, by_scale=True)
+            flagged += mixed
+        return flagged
+
+    def explain(self, grads: Sequence[Tensor]) -> bool:
+        """Return whether what is not finite among these gradients is the loss scale's doing."""
+        known = {id(flag.grad()) for flag in self._flags.values() if flag.by_scale}
+        bad = read(non_finite_flags(grads))
+        return any(bad) and all(id(grad) in known for grad, is_bad in zip(grads, bad, strict=True) if is_bad)
 
     def spend(self, leaves: Iterable[Tensor]) -> None:
         """Note that a step was skipped for these leaves, and clear what overflowed: nothing may add to it."""

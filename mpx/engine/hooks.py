@@ -109,7 +109,8 @@ class Hooks:
             flags = unscale_([grad], now.scale)
         if any(read(flags)):
             now.overflowed.append(leaf)
-            now.zeroed |= self._flags.expose([leaf], [leaf], self._leaves.stepped() if self._skips else None)
+            stepped = self._leaves.stepped() if self._skips else None
+            now.zeroed |= self._flags.expose([leaf], [leaf], stepped, by_scale=True)
         return grad
 
 

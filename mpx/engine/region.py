@@ -256,6 +256,10 @@ class Region:
         finally:
             here.refused -= 1
 
+    def casts_to(self, dtype: torch.dtype) -> bool:
+        """Whether this is the half type of a level that is applied."""
+        return self.casts and dtype is self._half
+
     def is_open(self) -> bool:
         """Whether autocast is on here, by us or by the script."""
         return any(torch.is_autocast_enabled(device_type) for device_type in DEVICES)

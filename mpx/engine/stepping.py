@@ -8,7 +8,7 @@ called: it gives no warning after a skip.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -187,7 +187,11 @@ class Stepping:
 
     def overflowed(self, optimizer: Optimizer) -> list[Tensor]:
         """Return the parameters of an optimizer whose gradient overflowed, and is as the pass left it."""
-        return self._flags.among(_parameters(optimizer))
+        return self._flags.reach(_parameters(optimizer))
+
+    def will_skip(self, grads: Sequence[Tensor]) -> bool:
+        """Return whether gradients are not finite by the loss scale alone, so that their step is to be skipped."""
+        return self._skips and self._flags.explain(grads)
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:

@@ -91,6 +91,28 @@ def test_only_the_optimizer_that_the_infinity_reached_skips(at_level, level, ove
     assert (event["backward"], event["kind"], event["scale"]) == (3, "backward_inf", 1024.0)
 
 
+def test_what_a_script_mixes_with_an_infinity_is_not_applied(at_level, level, overflow):
+    """One mean of all gradients, taken from each: what the infinity did not reach by itself is infinite as well."""
+    with at_level(level, SCALE) as recorded:
+        first, second = network(), network(seed=1)
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (first, second)]
+        parameters = [*first.parameters(), *second.parameters()]
+        first[0].weight.register_hook(overflow.hook)
+        for overflow.now in (False, True, False):
+            before = weights(first, second)
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            (loss_of(first) + loss_of(second)).backward()
+            mean = torch.cat([p.grad.flatten() for p in parameters]).mean()
+            for p in parameters:
+                p.grad.sub_(mean)
+            for optimizer in optimizers:
+                optimizer.step()
+            assert same(before, weights(first, second)) == overflow.now
+        assert finite(parameters)
+        assert recorded.summary["steps"]["skipped"] == 2
+
+
 def test_a_scale_that_is_too_large_falls_until_it_fits(at_level, level):
     model = network()
     with at_level(level) as recorded:  # 2^16
