@@ -10,9 +10,14 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Place", "Placement", "traced"]
+__all__ = ["Place", "Placement", "in_transform", "traced"]
 
 Make: TypeAlias = Callable[[Tensor], Tensor]
+
+
+def in_transform() -> bool:
+    """Whether `vmap`, `grad` or another transform of `torch.func` is at work here: what is computed belongs to it."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 class Place(NamedTuple):
@@ -38,11 +43,12 @@ class Placement:
         self._taken: list[
             tuple[Place, _StandIn]
         ] = []  # those that were free: another placement may hold some
-        inference = torch.is_inference_mode_enabled()
+        # tensors of inference mode have no version, those of a transform of `torch.func` no address
+        stateless = torch.is_inference_mode_enabled() or in_transform()
         for module, name, own in places:
             stand_in = self._stand_ins.get(id(own))
             if stand_in is None:
-                stand_in = self._stand_ins[id(own)] = _StandIn(own, inference=inference)
+                stand_in = self._stand_ins[id(own)] = _StandIn(own, stateless=stateless)
             self._places.append((Place(weakref.ref(module), module._parameters, name, own), stand_in))
 
     def place(self) -> None:
@@ -104,11 +110,11 @@ class _StandIn:
 
     __slots__ = ("_made_from", "_made_with", "_tracked", "own", "tensor")
 
-    def __init__(self, own: Tensor, *, inference: bool) -> None:
+    def __init__(self, own: Tensor, *, stateless: bool) -> None:
         self.own = self.tensor = own
         self._made_from = self._made_with = (-1, 0)
         # what functional_call, transforms of torch.func or distributed wrappers put there has no state of its own
-        self._tracked = type(own) is nn.Parameter and not inference and not own.is_inference()
+        self._tracked = type(own) is nn.Parameter and not stateless and not own.is_inference()
 
     def refresh(self, make: Make) -> None:
         own = self.own

@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
 from mpx.engine.module_rules import ModuleRules
-from mpx.engine.placing import Placement, traced
+from mpx.engine.placing import Placement, in_transform, traced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +70,7 @@ class WorkingCopies:
         placement.place()
         self._here.placed.append(placement)
         self._here.island_opened = False
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not in_transform():
             self._here.recent[root] = placement
         try:
             yield
@@ -159,8 +159,11 @@ class WorkingCopies:
 
     def _to_half(self, parameter: Tensor) -> Tensor:
         half = parameter.to(self._half)
+        if parameter.requires_grad or not isinstance(parameter, nn.Parameter):
+            # a stranger's tensor (`functional_call`, `vmap`) may have a graph and say that it requires no gradient
+            return half
         # `self.counter += 1` assigns what it updated: a module takes nothing but a Parameter there
-        return half if parameter.requires_grad else nn.Parameter(half, requires_grad=False)
+        return nn.Parameter(half, requires_grad=False)
 
     def _withdraw(self, placement: Placement, *, compare: bool = False) -> None:
         for place in placement.withdraw(compare=compare):
