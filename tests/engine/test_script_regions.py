@@ -167,3 +167,37 @@ def test_a_decorated_function_is_no_amp_of_the_script(at_level, level, amp, func
         assert not recorded.summary["saw_script_amp"]
         assert recorded.summary["backwards"] == 2
         assert len(recorded.summary["scalers"]) == 1  # nobody stood back
+
+
+class OpensItself(torch.autograd.Function):
+    """Multiplies in a region of its author's, who saves what comes in: no decorator takes care of the types."""
+
+    @staticmethod
+    @torch.autocast("cpu", enabled=False)
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        return grad @ weight, grad.T @ x
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_function_under_autocast_as_a_decorator_runs_in_float32(at_level, level):
+    class Uses(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.weight = nn.Linear(4, 4), nn.Parameter(torch.ones(4, 4))
+
+        def forward(self, x):
+            out = OpensItself.apply(self.first(x), self.weight)
+            self.inside = out.dtype
+            return out
+
+    with at_level(level, "loss_scale=16"):
+        model = Uses()
+        model(batch()[:, :4]).sum().backward()
+        assert model.inside is torch.float32
+        assert model.weight.grad.abs().sum() > 0
