@@ -87,6 +87,11 @@ def _with_parts(value: Any, changed: dict[Any, Any]) -> Any:
         return value  # cannot be copied and changed
     other = copy.copy(value)
     if isinstance(other, MutableMapping):
+        attributes, new = getattr(other, "__dict__", {}), {id(value[key]): changed[key] for key in changed}
+        for name, attribute in attributes.items():  # items that are attributes as well
+            attributes[name] = new.get(id(attribute), attribute)
+        if getattr(value, "__dict__", None) is value:  # `self.__dict__ = self`
+            object.__setattr__(other, "__dict__", other)
         for key, part in changed.items():
             other[key] = part
     else:

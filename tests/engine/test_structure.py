@@ -81,6 +81,22 @@ class ModelOutput(OrderedDict):
         return type(self), (self.loss, self.logits)
 
 
+class Namespace(dict):
+    """A dict whose items are its attributes, as people write it for settings and results."""
+
+    def __init__(self, **items: Any) -> None:
+        super().__init__(**items)
+        self.__dict__ = self
+
+
+class Both(dict):
+    """Keeps what it is given twice."""
+
+    def __init__(self, **items: Any) -> None:
+        super().__init__(**items)
+        self.__dict__.update(items)
+
+
 CONTAINERS = {
     "tuple": (HALF, "x", 1),
     "list": [HALF, None],
@@ -97,6 +113,8 @@ CONTAINERS = {
     "slotted dataclass": Slotted(HALF, FULL),
     "dataclass with an unset field": Late(HALF),
     "model output": ModelOutput(HALF, FULL),
+    "namespace": Namespace(loss=HALF, logits=FULL),
+    "dict with attributes": Both(loss=HALF, logits=FULL),
     "packed sequence": pack_padded_sequence(torch.ones(2, 2, 1, dtype=torch.float16), torch.tensor([2, 1])),
     "distribution": Normal(HALF, HALF),
     "nested distribution": Independent(Normal(HALF, HALF), 1),
@@ -128,12 +146,19 @@ def test_keys_order_attributes_and_defaults_are_kept():
     assert map_tensors(tagged, widen).tag == "mine"
 
 
-def test_a_model_output_agrees_with_itself_afterwards():
-    changed = map_tensors(ModelOutput(HALF, FULL), widen)
+@pytest.mark.parametrize("kind", [ModelOutput, Namespace, Both])
+def test_a_model_output_agrees_with_itself_afterwards(kind):
+    value = kind(loss=HALF, logits=FULL)
+    changed = map_tensors(value, widen)
+    assert value.loss is value["loss"] is HALF
     assert changed["loss"] is changed.loss
     assert changed.loss.dtype is torch.float32
     assert changed.logits is FULL
     assert list(changed) == ["loss", "logits"]
+    if kind is Namespace:
+        changed.extra = 1
+        assert changed["extra"] == 1
+        assert "extra" not in value
 
 
 def test_a_distribution_samples_in_the_new_type():
