@@ -19,6 +19,10 @@ from typing import Any
 __all__ = ["cut", "hide"]
 
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_KERNELS = tuple(os.path.join(_PACKAGE, "engine", name) for name in ("kernels.py", "reroutes"))
+_WAYS_INTO_TORCH = tuple(
+    os.path.join("torch", name) for name in ("_ops.py", os.path.join("autograd", "function.py"))
+)
 
 
 def hide() -> Callable[[], None]:
@@ -79,19 +83,18 @@ def cut(error: BaseException) -> None:
 
 def _without_own(tb: TracebackType | None) -> TracebackType | None:
     """Return `tb` relinked past mpx's frames. One with none but those is left whole: it is a fault of ours."""
-    head = tb
-    while head is not None and _own(head):
-        head = head.tb_next
-    if head is None:
+    kept: list[TracebackType] = []
+    in_kernel, one = False, tb
+    while one is not None:
+        file = one.tb_frame.f_code.co_filename
+        own = file.startswith(_PACKAGE)
+        # the op rules reach torch through a few Python functions of its own, which no script has called
+        in_kernel = file.startswith(_KERNELS) or (in_kernel and not own and file.endswith(_WAYS_INTO_TORCH))
+        if not own and not in_kernel:
+            kept.append(one)
+        one = one.tb_next
+    if not kept:
         return tb
-    kept = head
-    while kept.tb_next is not None:
-        if _own(kept.tb_next):
-            kept.tb_next = kept.tb_next.tb_next
-        else:
-            kept = kept.tb_next
-    return head
-
-
-def _own(tb: TracebackType) -> bool:
-    return tb.tb_frame.f_code.co_filename.startswith(_PACKAGE)
+    for one, following in zip(kept, [*kept[1:], None], strict=True):
+        one.tb_next = following
+    return kept[0]
