@@ -22,6 +22,7 @@ from mpx.engine.earlier import Earlier
 from mpx.engine.gradients import clear_, non_finite, non_finite_flags, read
 from mpx.engine.leaves import graded
 from mpx.engine.scales import caller_site
+from mpx.engine.widened import of_insides
 from mpx.monitors import Seen, is_one_number
 
 if TYPE_CHECKING:
@@ -239,14 +240,16 @@ class Backward:
                         )
                 finally:
                     self._running.end(now)
-                true = tuple(None if g is None else g * (1.0 / scale) for g in found)
+                true = tuple(
+                    None if g is None else (g.float() if g.dtype in LOW else g) * (1.0 / scale) for g in found
+                )
                 finite = not any(read(non_finite_flags(g for g in true if g is not None)))
                 if roots_finite:
                     state = self._scales.judge(site, finite=finite)
                 if finite or not retry:
                     return true
 
-        return grad
+        return of_insides(grad)
 
     def _targets(self, roots: list[Tensor], inputs: Any) -> list[Tensor]:
         if inputs is None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mpx.engine.gradients import non_finite_flags, read, scale_, unscale_
 from mpx.engine.structure import map_tensors
+from mpx.engine.widened import inner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,24 +43,27 @@ class Hooks:
         """Return `Tensor.register_hook`: the hook receives the true gradient, and may return another or write into it.
 
         For a half tensor it is given in FP32: a true gradient may be too small for the half type, and what the hook
-        returns takes its place.
+        returns takes its place. Of a face the hook is that of the half tensor behind it.
         """
 
         @wraps(original)
         def register_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
+            wanted = tensor.dtype
+
             @wraps(hook)
             def true_scale(grad: Tensor) -> Tensor | None:
                 now = self._running.latest
-                if now is None or now.scale == 1.0:
+                scale = 1.0 if now is None else now.scale
+                if scale == 1.0 and grad.dtype is wanted:
                     return hook(grad)
-                true = _true(grad, now.scale)
+                true = _true(grad, scale)
                 version = true._version
                 changed = hook(true)
                 if changed is None and true._version != version:
                     changed = true
-                return None if changed is None else (changed * now.scale).to(grad.dtype)
+                return None if changed is None else (changed * scale).to(grad.dtype)
 
-            return original(tensor, true_scale)
+            return original(inner(tensor), true_scale)
 
         return register_hook
 

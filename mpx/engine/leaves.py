@@ -12,29 +12,24 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from mpx.engine.structure import modules_of, tensors
+from mpx.engine.widened import keep_grad, notes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from torch.autograd.graph import Node
 
-__all__ = ["Leaves", "graded", "notes_of"]
+__all__ = ["Leaves", "graded"]
 
 Thing = TypeVar("Thing")
 
 MARK = "mpx_outermost_output"
 SURVEYED_CALLS = 2  # what a model uses without registering it is mostly there from the beginning
-
-
-def notes_of(node: Node) -> dict[str, Any]:
-    """Return what Python code has noted on a node of the graph; it lives as long as the node."""
-    return cast("dict[str, Any]", node.metadata)
 
 
 def graded(leaves: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -89,8 +84,11 @@ class Leaves:
         """Return the `Tensor.retain_grad` of the session: what it keeps is made true as well."""
 
         def retain_grad(tensor: Tensor) -> None:
+            kept = tensor.retains_grad
             original(tensor)
             self.saw_tensor(tensor)
+            if not kept:
+                keep_grad(tensor)
 
         retain_grad.__doc__ = original.__doc__
         return retain_grad

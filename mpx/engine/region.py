@@ -20,6 +20,7 @@ from torch.utils.data import get_worker_info
 from mpx.engine.compiled import CompiledRegion, leave_uncompiled
 from mpx.engine.devices import DEVICES, HALF, device_of
 from mpx.engine.structure import map_tensors, modules_of
+from mpx.engine.widened import widen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -221,7 +222,7 @@ class Region:
         with hold, region, NOTHING if recomputing else self._around(module):
             output = run(original, module, args, kwargs)
         if self.casts and not scripts_own:
-            output = map_tensors(output, self.to_float32)
+            output = map_tensors(output, self._widened)
         if not recomputing:
             self._ended(module, (args, kwargs), output)
         return output
@@ -302,6 +303,9 @@ class Region:
             owned = (*module.parameters(), *module.buffers())
             device_of(next(t for t in owned if t.device.type == device_type)).require(self._half)
             self._checked.add(device_type)
+
+    def _widened(self, tensor: Tensor) -> Tensor:
+        return widen(tensor, self._half)
 
     def to_half(self, tensor: Tensor) -> Tensor:
         """Return a tensor of FP32 in the half type, any other as it is."""

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mpx.engine.devices import DEVICES, HALF
-from mpx.engine.leaves import notes_of
 from mpx.engine.structure import tensors
+from mpx.engine.widened import notes_of
 from mpx.monitors import Step
 
 if TYPE_CHECKING:
