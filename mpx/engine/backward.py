@@ -147,7 +147,7 @@ class Backward:
                 self._flags.raise_for(added_to)  # accumulation may have replaced the tensor that was flagged
         finally:
             self._running.end(now)
-        if now.zeroed:
+        if now.zeroed and not self._ranks.judges_later:  # there it is the gradient for the stage before
             self._report(
                 "zeroed-gradients",
                 "overflowed gradients set to 0 where no torch optimizer steps: an update by hand adds nothing",
@@ -222,7 +222,8 @@ class Backward:
             seeds = _seeds(roots, grad_outputs)
             if seeds is None or _is_part_of_another(roots) or not self._checks:
                 return original(outputs, inputs, grad_outputs, retain_graph, *args, **kwargs)
-            if not self._scales.in_force:
+            # a stage that splits its pass keeps what this finds, and makes the gradients of weights of it
+            if not self._scales.in_force or self._ranks.judges_later:
                 with self._around():
                     return original(outputs, inputs, grad_outputs, retain_graph, *args, **kwargs)
             site = caller_site()

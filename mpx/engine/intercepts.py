@@ -162,6 +162,15 @@ TABLE: tuple[Intercept, ...] = (
         lambda s, original: sharding.wrap_fully_shard(original, s.policy, s.sharded, s.tell),
         late=True,
     ),
+    *(
+        Intercept(
+            "torch.distributed.pipelining.schedules",
+            f"{kind}.step",
+            lambda s, original: s.pipelines.wrap_step(original),
+            late=True,
+        )
+        for kind in ("PipelineScheduleSingle", "PipelineScheduleMulti")
+    ),
     Intercept(
         "torch.distributed.elastic.multiprocessing.api",
         "PContext.wait",

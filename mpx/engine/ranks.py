@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +33,24 @@ if TYPE_CHECKING:
 
     Begun = tuple[dict[int, tuple[Replica, bool]], list[tuple[Tensor, tuple[int, int] | None]]]
 
-__all__ = ["Ranks"]
+__all__ = ["Ranks", "Waiting"]
+
+
+@dataclass
+class Waiting:
+    """Passes that are judged later, with those of the other stages of a pipeline.
+
+    Attributes:
+        sites: Their call sites.
+        bad: Whether a gradient was not finite.
+        loss_bad: Whether a loss was not.
+        replicas: What they went through.
+    """
+
+    sites: dict[str, None] = field(default_factory=dict)
+    bad: bool = False
+    loss_bad: bool = False
+    replicas: dict[int, Replica] = field(default_factory=dict)
 
 
 class Ranks:
@@ -61,6 +80,7 @@ class Ranks:
         self._window: weakref.WeakSet[Replica] = weakref.WeakSet()  # whose gradients wait to be reduced
         self._loss_bad = False  # in this window
         self._veto = self._vetoed = False
+        self._later: Waiting | None = None
         self.passes = 0  # that were judged together
 
     def shards(self, module: nn.Module) -> None:
@@ -173,6 +193,13 @@ class Ranks:
         """
         reached, self._passed = self._passed, {}
         touched, self._touched = self._touched, []
+        if self._later is not None:
+            self.passes += 1
+            self._later.sites[site] = None
+            self._later.bad |= bool(bad)
+            self._later.loss_bad |= not loss_finite
+            self._later.replicas.update((key, replica) for key, (replica, _) in reached.items())
+            return Shared(finite=None, loss_finite=loss_finite)
         if not (reached or touched or self._sharded):
             return None
         replicas = [replica for replica, syncs in reached.values() if syncs]
@@ -202,6 +229,39 @@ class Ranks:
         elif joining:
             return Shared(finite=False, loss_finite=True)
         return Shared(finite=None if loss_bad else False, loss_finite=not loss_bad)
+
+    @property
+    def judges_later(self) -> bool:
+        """Whether the passes that run now are those of a pipeline's stage."""
+        return self._later is not None
+
+    @contextmanager
+    def waiting(self) -> Iterator[Waiting]:
+        """Passes inside are not judged, but noted in what is yielded."""
+        self._later = Waiting()
+        try:
+            yield self._later
+        finally:
+            self._later = None
+
+    def of_all_stages(
+        self, passes: Waiting, flags: list[Tensor], stage: Any, leaves: Iterable[Tensor]
+    ) -> tuple[bool, bool]:
+        """Return whether any stage of a pipeline, or of one that shares gradients with it, had a bad gradient or loss.
+
+        Args:
+            passes: This rank's.
+            flags: Of its gradients, after them.
+            stage: One of its stages; it knows the pipeline's process group and where its tensors are.
+            leaves: The parameters of its stages.
+        """
+        shared = _groups_of(_sharded(leaves), [])
+        shared += [replica.process_group for replica in passes.replicas.values()]
+        told = torch.tensor([float(passes.bad), float(passes.loss_bad)], device=stage.device)
+        if flags:
+            told[0] = torch.stack([*flags, told[0]]).amax()
+        bad, loss_bad = _largest(told, [stage.group, *dict.fromkeys(shared)]).tolist()
+        return bool(bad), bool(loss_bad)
 
     def left_alone(self, optimizer: Optimizer) -> dict[str, bool]:
         """Return the verdicts of a window that ends with a step and no reduction: each rank trains for itself."""

@@ -22,6 +22,7 @@ from mpx.engine.judge import Judge, say
 from mpx.engine.leaves import Leaves
 from mpx.engine.names import Names
 from mpx.engine.oprules import OpRules
+from mpx.engine.pipeline import Pipelines
 from mpx.engine.ranks import Ranks
 from mpx.engine.reduction import Reduction
 from mpx.engine.region import AS_THEY_ARE, Adoption, Region
@@ -123,6 +124,15 @@ class Session:
         self.hooks: Hooks = Hooks(running, self._flags, self.leaves, skips=skips)
         self.ranks: Ranks = Ranks(
             skips=skips, export_state=self.scales.export_state, restore_state=self.scales.restore_state
+        )
+        self.pipelines: Pipelines = Pipelines(
+            self.ranks,
+            self._flags,
+            self.leaves,
+            judge=self._judged_together,
+            applies=lambda: self._casts and (skips or self.scales.in_force),
+            skips=skips,
+            report=tell,
         )
         self.reduction: Reduction = Reduction(policy.ddp.comm_dtype, applies=lambda: self._casts, report=tell)
         self.backward: Backward = Backward(
@@ -265,6 +275,10 @@ class Session:
         self._tick(urgent=one.kind is not None)
         self._budget.passed(one)  # may end the script, as the next may
         self._judge.look_at_collapse(one)
+
+    def _judged_together(self, site: str, finite: bool) -> None:  # noqa: FBT001 - the verdict itself
+        """The stages of a pipeline have one verdict on what this process ran at a call site."""
+        self.scales.judge(site, finite=finite, backward=self._progress.backwards)
 
     def _before_step(self, optimizer: Optimizer) -> None:
         self.leaves.saw_optimizer(optimizer)
