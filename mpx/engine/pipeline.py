@@ -52,7 +52,7 @@ class Pipelines:
         """
         self._ranks, self._flags, self._leaves, self._judge = ranks, flags, leaves, judge
         self._applies, self._skips, self._report = applies, skips, report
-        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._scaled: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
     def wrap_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return the `step` of a schedule class of the session."""
@@ -61,30 +61,36 @@ class Pipelines:
         def step(schedule: Any, *args: Any, **kwargs: Any) -> Any:
             if not (schedule._has_backward and self._applies()):
                 return original(schedule, *args, **kwargs)
-            self._look_at(schedule)
             stages = [schedule._stage] if hasattr(schedule, "_stage") else list(schedule._stages)
             parameters = [p for stage in stages for p in stage.submod.parameters() if p.requires_grad]
             overflowed_before = bool(self._flags.begin_pass(parameters))  # on all stages, or on none
-            with self._ranks.waiting() as passes:
+            with self._ranks.waiting(scaled=self._is_scaled(schedule, stages)) as passes:
                 result = original(schedule, *args, **kwargs)
             self._agree(passes, stages[0], parameters, judged=overflowed_before)
             return result
 
         return step
 
-    def _look_at(self, schedule: Any) -> None:
-        if schedule in self._seen:
-            return
-        self._seen.add(schedule)
-        actions = (action for of in (schedule.pipeline_order or {}).values() for action in of)
-        if any(
-            action is not None and action.computation_type.name == "BACKWARD_WEIGHT" for action in actions
-        ):
+    def _is_scaled(self, schedule: Any, stages: list[Any]) -> bool:
+        """Whether passes may be scaled: not where gradients reach `.grad` after the pass that made them. Tells once."""
+        known = self._scaled.get(schedule)
+        if known is not None:
+            return known
+        sharded = any(hasattr(part, "_get_fsdp_state") for stage in stages for part in stage.submod.modules())
+        self._scaled[schedule] = not sharded
+        if sharded:
+            self._report(
+                "pipeline-sharded",
+                "stages of `fully_shard` ran without a loss scale: their gradients are reduced after the passes",
+            )
+        actions = [action for of in (schedule.pipeline_order or {}).values() for action in of if action]
+        if any(action.computation_type.name == "BACKWARD_WEIGHT" for action in actions):
             self._report(
                 "pipeline-split",
                 f"`{type(schedule).__name__}` ran without a loss scale where it splits a pass: it computes gradients "
                 "of weights from what it keeps of the first half",
             )
+        return not sharded
 
     def _agree(self, passes: Waiting, stage: Any, parameters: list[torch.Tensor], *, judged: bool) -> None:
         """Ask all stages, and let what one of them found be everybody's. Waits for an accelerator, once."""

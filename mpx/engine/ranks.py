@@ -45,12 +45,14 @@ class Waiting:
         bad: Whether a gradient was not finite.
         loss_bad: Whether a loss was not.
         replicas: What they went through.
+        scaled: Whether they run with a loss scale.
     """
 
     sites: dict[str, None] = field(default_factory=dict)
     bad: bool = False
     loss_bad: bool = False
     replicas: dict[int, Replica] = field(default_factory=dict)
+    scaled: bool = True
 
 
 class Ranks:
@@ -235,10 +237,15 @@ class Ranks:
         """Whether the passes that run now are those of a pipeline's stage."""
         return self._later is not None
 
+    @property
+    def scaled(self) -> bool:
+        """Whether the passes that run now may be scaled."""
+        return self._later is None or self._later.scaled
+
     @contextmanager
-    def waiting(self) -> Iterator[Waiting]:
+    def waiting(self, *, scaled: bool) -> Iterator[Waiting]:
         """Passes inside are not judged, but noted in what is yielded."""
-        self._later = Waiting()
+        self._later = Waiting(scaled=scaled)
         try:
             yield self._later
         finally:

@@ -181,7 +181,8 @@ class Region:
             if self.passive:
                 return None
         ours = self._ours
-        if self._has_copies and _inside_backward():  # where copies are in place of all weights
+        # where copies are in place of all weights, and where FSDP2 keeps what it has gathered, as in a pipeline
+        if (self._has_copies and _inside_backward()) or hasattr(type(root), "_get_fsdp_state"):
             ours = (*ours, self._half)
         walked, seen = [root], {id(root)}  # as `modules_of`, but mostly the first module with state ends it
         for part in walked:

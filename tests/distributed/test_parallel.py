@@ -5,7 +5,7 @@ import pytest
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
 ONE_MODEL = ["tensor_parallel", "compiled_below", "compiled_above"]
-STAGED = ["gpipe", "interleaved", "zero_bubble"]
+STAGED = ["gpipe", "sharded", "interleaved", "zero_bubble"]
 WAYS = [*ONE_MODEL, *STAGED]
 BAD_STEP = 2
 LEVELS = ["O1", "O2"]
@@ -55,8 +55,9 @@ def test_every_pass_was_judged_together_and_no_scale_parted(trained, level):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_schedule_that_splits_passes_is_told_to_run_unscaled(trained, level):
+def test_what_runs_unscaled_in_a_pipeline_is_told(trained, level):
     told = {item["id"]: item for item in trained(level).record["substitutions"]}
     assert "`ScheduleInterleavedZeroBubble`" in told["pipeline-split"]["text"]
     assert told["pipeline-split"]["count"] == 2  # schedules: the clean one and the other
+    assert told["pipeline-sharded"]["count"] == 2
     assert "zeroed-gradients" not in told  # the gradient for the stage before is no update by hand

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -20,6 +21,7 @@ STEPS, BATCH, PARTS, BAD_STEP, BAD_RANK = 5, 8, 4, 2, 1
 HUGE = 1e12  # times a gradient it is more than FP16 holds at any scale of ours
 STAGED = {
     "gpipe": schedules.ScheduleGPipe,
+    "sharded": schedules.ScheduleGPipe,
     "interleaved": schedules.ScheduleInterleaved1F1B,
     "zero_bubble": schedules.ScheduleInterleavedZeroBubble,
 }
@@ -98,10 +100,14 @@ def in_one_piece(way, *, overflow):
 
 def in_stages(way, *, overflow):
     layers = net()
-    parts = [layers[:2], layers[2:]] if way == "gpipe" else [layers[0], layers[1], layers[2], layers[3]]
+    single = STAGED[way] is schedules.ScheduleGPipe
+    parts = [layers[:2], layers[2:]] if single else [layers[0], layers[1], layers[2], layers[3]]
     mine = {index: part for index, part in enumerate(parts) if index % 2 == rank}
+    if way == "sharded":
+        grid = init_device_mesh("cpu", (2, 1), mesh_dim_names=("stage", "shard"))
+        fully_shard(mine[rank], mesh=grid["shard"])
     stages = [PipelineStage(part, index, len(parts), CPU) for index, part in mine.items()]
-    schedule = STAGED[way](stages[0] if way == "gpipe" else stages, PARTS, loss_fn=nn.functional.mse_loss)
+    schedule = STAGED[way](stages[0] if single else stages, PARTS, loss_fn=nn.functional.mse_loss)
 
     def do_step(step, *, bad):
         layers[0].bad = bad  # on the first rank, which has this layer: the gradients of the others are sound
