@@ -1,4 +1,4 @@
-"""Hooks of the script see true gradients while the engine works on scaled ones."""
+"""Hooks of the script see true gradients while the engine works on scaled ones, and FP32 tensors inside a region."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mpx.engine.gradients import non_finite_flags, read, scale_, unscale_
-from mpx.engine.structure import map_tensors
+from mpx.engine.structure import map_tensors, tensors
 from mpx.engine.widened import inner
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from mpx.engine.gradients import Flags
     from mpx.engine.leaves import Leaves
+    from mpx.engine.region import Region
     from mpx.engine.running import Running, RunningPass
 
 __all__ = ["Hooks"]
@@ -26,18 +27,22 @@ LOW = (torch.float16, torch.bfloat16)
 
 
 class Hooks:
-    """Wraps the methods by which a script registers hooks on gradients."""
+    """Wraps the methods by which a script registers hooks."""
 
-    def __init__(self, running: Running, flags: Flags, leaves: Leaves, *, skips: bool) -> None:
+    def __init__(
+        self, running: Running, flags: Flags, leaves: Leaves, region: Region, *, skips: bool
+    ) -> None:
         """Make the service.
 
         Args:
             running: Tells the scale of the pass inside which a hook fires.
             flags: Receives the leaves that overflowed.
             leaves: Knows which of them an optimizer steps.
+            region: Where forward hooks fire.
             skips: Whether overflowed gradients are kept from the weights at this level.
         """
         self._running, self._flags, self._leaves, self._skips = running, flags, leaves, skips
+        self._region = region
 
     def wrap_register_hook(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return `Tensor.register_hook`: the hook receives the true gradient, and may return another or write into it.
@@ -48,13 +53,11 @@ class Hooks:
 
         @wraps(original)
         def register_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
-            wanted = tensor.dtype
-
             @wraps(hook)
             def true_scale(grad: Tensor) -> Tensor | None:
                 now = self._running.latest
                 scale = 1.0 if now is None else now.scale
-                if scale == 1.0 and grad.dtype is wanted:
+                if scale == 1.0 and grad.dtype not in LOW:
                     return hook(grad)
                 true = _true(grad, scale)
                 version = true._version
@@ -76,6 +79,20 @@ class Hooks:
         @wraps(original)
         def register(module: nn.Module, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             return original(module, _TrueScale(hook, self._running), *args, **kwargs)
+
+        return register
+
+    def wrap_forward_hook(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method of `nn.Module` that registers a forward hook: it is given FP32 tensors, and computes in FP32.
+
+        What it keeps, it uses where the script is in FP32; torch's own hooks (weight norm) work on the model itself.
+        """
+
+        @wraps(original)
+        def register(module: nn.Module, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if str(getattr(hook, "__module__", "")).startswith("torch."):
+                return original(module, hook, *args, **kwargs)
+            return original(module, _Float32Hook(hook, self._region, original.__name__), *args, **kwargs)
 
         return register
 
@@ -122,17 +139,27 @@ def _true(grad: Tensor, scale: float) -> Tensor:
     return (grad.float() if grad.dtype in LOW else grad) * (1.0 / scale)
 
 
-class _TrueScale:
-    """A backward hook of a module. It is copied with its module, and pickled as the script's own."""
+class _Instead:
+    """A hook of the script's with something around it: copied with its module, pickled as the script's own."""
 
-    def __init__(self, hook: Callable[..., Any], running: Running) -> None:
-        self._hook, self._running = hook, running
+    def __init__(self, hook: Callable[..., Any], *around: Any) -> None:
+        self._hook, self._around = hook, around
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Instead:
+        return type(self)(copy.deepcopy(self._hook, memo), *self._around)
+
+    def __reduce__(self) -> Any:
+        return copy.copy, (self._hook,)  # which returns a function as it is
+
+
+class _TrueScale(_Instead):
+    """A backward hook of a module."""
 
     def __call__(self, module: nn.Module, *grads: Any) -> Any:
-        now = self._running.latest
-        if now is None or now.scale == 1.0:
+        (running,) = self._around
+        scale = 1.0 if running.latest is None else running.latest.scale
+        if scale == 1.0 and not any(grad.dtype in LOW for some in grads for grad in tensors(some)):
             return self._hook(module, *grads)
-        scale = now.scale
         changed = self._hook(module, *(map_tensors(some, lambda grad: _true(grad, scale)) for some in grads))
         if changed is None:
             return None
@@ -143,11 +170,31 @@ class _TrueScale:
         ]
         return scaled[0] if isinstance(changed, Tensor) else (*scaled, *_listed(changed)[len(scaled) :])
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _TrueScale:
-        return _TrueScale(copy.deepcopy(self._hook, memo), self._running)
 
-    def __reduce__(self) -> Any:
-        return copy.copy, (self._hook,)  # which returns a function as it is
+class _Float32Hook(_Instead):
+    """A forward hook of a module, or one that comes before the forward pass."""
+
+    def __call__(self, module: nn.Module, *values: Any) -> Any:
+        region, kind = self._around
+        if torch.compiler.is_compiling() or not region.is_open():
+            return self._hook(module, *values)
+        faces: list[tuple[Tensor, int]] = []
+
+        def face_of(tensor: Tensor) -> Tensor:
+            face: Tensor = region.widened(tensor)
+            if face is not tensor and not face.is_inference():
+                faces.append((face, face._version))
+            return face
+
+        shown = [map_tensors(value, face_of) for value in values]
+        with region.in_float32():
+            changed = self._hook(module, *shown)
+        if changed is not None or all(face._version == version for face, version in faces):
+            return changed
+        # edited in place: the model goes on with that
+        if kind == "register_forward_hook":
+            return shown[-1]
+        return shown[0] if len(shown) == 1 else tuple(shown)
 
 
 def _listed(grads: Any) -> list[Any]:

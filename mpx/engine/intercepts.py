@@ -89,6 +89,14 @@ TABLE: tuple[Intercept, ...] = (
             "register_backward_hook",
         )
     ),
+    *(
+        Intercept(
+            "torch.nn.modules.module",
+            f"Module.{name}",
+            lambda s, original: s.hooks.wrap_forward_hook(original),
+        )
+        for name in ("register_forward_hook", "register_forward_pre_hook")
+    ),
     Intercept("torch._tensor", "Tensor.retain_grad", lambda s, original: s.leaves.wrap_retain_grad(original)),
     *(
         Intercept(

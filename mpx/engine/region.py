@@ -19,6 +19,7 @@ from torch.utils.data import get_worker_info
 
 from mpx.engine.compiled import CompiledRegion, leave_uncompiled
 from mpx.engine.devices import DEVICES, HALF, device_of
+from mpx.engine.side_results import SideResults
 from mpx.engine.structure import map_tensors, modules_of
 from mpx.engine.widened import widen
 
@@ -90,6 +91,21 @@ class _NoAutocast:
             torch.set_autocast_enabled(kind, True)
 
 
+class _Float32:
+    """Autocast where it is on, but to FP32: half weights may be held here."""
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before = [(k, torch.get_autocast_dtype(k)) for k in DEVICES if torch.is_autocast_enabled(k)]
+        for kind, _ in self._before:
+            torch.set_autocast_dtype(kind, torch.float32)
+
+    def __exit__(self, *error: object) -> None:
+        for kind, half in self._before:
+            torch.set_autocast_dtype(kind, half)
+
+
 class _Here(threading.local):
     """What is going on in this thread."""
 
@@ -133,6 +149,7 @@ class Region:
         self._began, self._ended, self._around = began, ended, around
         self._report = report
         self._here = _Here()
+        self._side_results = SideResults(self._half)
         self._compiled = CompiledRegion(policy, rules, adoption)
         self._checked: set[str] = set()
         self.watch: Callable[[nn.Module, tuple[Args, Kwargs], Any], None] | None = None
@@ -220,10 +237,13 @@ class Region:
                 self._rules.learn(module, parts)
             hold, region = self._adoption.hold(module, parts), _Autocast(device_type, self._half)
         run = self._in_float32 if self._rules.computes_float32(module) else _as_it_is
+        widens = self.casts and not scripts_own
+        halves = self._side_results.before(module, parts) if widens else None
         with hold, region, NOTHING if recomputing else self._around(module):
             output = run(original, module, args, kwargs)
-        if self.casts and not scripts_own:
-            output = map_tensors(output, self._widened)
+        if widens:
+            output = map_tensors(output, self.widened)
+            self._side_results.after(parts, halves)
         if not recomputing:
             self._ended(module, (args, kwargs), output)
         return output
@@ -274,6 +294,10 @@ class Region:
         """Return a context without autocast: for backward passes, optimizer steps and modules that compute in FP32."""
         return _NoAutocast() if torch._C._is_any_autocast_enabled() else NOTHING
 
+    def in_float32(self) -> AbstractContextManager[None]:
+        """Return a context in which products are FP32, inside a region."""
+        return _Float32()
+
     @contextmanager
     def refused(self) -> Iterator[None]:
         """The script asked for FP32 with `autocast(enabled=False)`: no region opens, held weights are FP32 again."""
@@ -305,7 +329,8 @@ class Region:
             device_of(next(t for t in owned if t.device.type == device_type)).require(self._half)
             self._checked.add(device_type)
 
-    def _widened(self, tensor: Tensor) -> Tensor:
+    def widened(self, tensor: Tensor) -> Tensor:
+        """Return the FP32 face of a tensor of the half type, any other as it is."""
         return widen(tensor, self._half)
 
     def to_half(self, tensor: Tensor) -> Tensor:

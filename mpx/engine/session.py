@@ -121,7 +121,7 @@ class Session:
         skips = self._casts and (
             policy.skip_nonfinite == "always" or (policy.skip_nonfinite == "auto" and self.scales.in_force)
         )
-        self.hooks: Hooks = Hooks(running, self._flags, self.leaves, skips=skips)
+        self.hooks: Hooks = Hooks(running, self._flags, self.leaves, self.region, skips=skips)
         self.ranks: Ranks = Ranks(
             skips=skips, export_state=self.scales.export_state, restore_state=self.scales.restore_state
         )
