@@ -4,14 +4,11 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mpx.loss_scale import LossScale, initial
 from mpx.presets.policy import LossScale as Settings
-
-settings.register_profile("repeatable", deadline=None, derandomize=True)
-settings.load_profile("repeatable")
 
 HISTORIES = st.lists(st.booleans(), max_size=200)
 

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpx.gates import MEASURES, GateError, parse_gate
@@ -89,7 +89,6 @@ def test_every_measure_is_understood_with_each_of_its_units(measure):
         assert not parse_gate(measure.name).is_true_of(0.0)
 
 
-@settings(deadline=None)  # a shared machine may stop for longer
 @given(st.text(max_size=30) | st.from_regex(r"[a-z_]{1,14}[<>=]{1,2}[0-9.]{1,4}[%A-Za-z]{0,3}"))
 def test_any_text_is_a_gate_or_an_error_within_it(text):
     try:
@@ -102,7 +101,6 @@ def test_any_text_is_a_gate_or_an_error_within_it(text):
     assert 0 <= position <= len(text)
 
 
-@settings(deadline=None)
 @given(st.floats(allow_nan=False), st.sampled_from([">", ">=", "<", "<=", "==", "!="]))
 def test_a_comparison_is_pythons(value, symbol):
     assert parse_gate(f"final_loss{symbol}2.5").is_true_of(value) == eval(f"value {symbol} 2.5")
