@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from catalogue import Figures, batch, fit, net, pattern
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad, jacrev, stack_module_state, vmap
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
@@ -344,4 +344,53 @@ def own_autograd_function() -> Figures:
             return self.head(torch.relu(Signs.apply(torch.relu(self.first(x)), self.weight)))
 
     model = Binary()
+    return {"loss": fit(model, torch.optim.SGD(model.parameters(), lr=0.05))}
+
+
+@pattern(FAMILY)
+def ensembles_and_jacobians() -> Figures:
+    """Trains an ensemble by `stack_module_state` and `vmap`, meta-learns with `grad` in it, takes Jacobians."""
+    (x, y), base = batch(), net()
+    weights, buffers = stack_module_state([net() for _ in range(3)])
+    optimizer, loss = torch.optim.SGD(weights.values(), lr=0.1), torch.zeros(())
+
+    def member(parameters: dict[str, Tensor], state: dict[str, Tensor]) -> Tensor:
+        return functional_call(base, (parameters, state), (x,))
+
+    def adapted(inputs: Tensor, targets: Tensor) -> Tensor:
+        def inner(fast: dict[str, Tensor]) -> Tensor:
+            return F.cross_entropy(functional_call(base, fast, (inputs,)), targets)
+
+        own = dict(base.named_parameters())
+        return inner({name: own[name] - 0.1 * slope for name, slope in grad(inner)(own).items()})
+
+    for _ in range(10):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(vmap(member)(weights, buffers).flatten(0, 1), y.repeat(3))
+        loss.backward()
+        optimizer.step()
+    meta = vmap(adapted)(x.view(4, 16, 8), y.view(4, 16)).mean()
+    meta.backward()
+    return {
+        "ensemble": loss.item(),
+        "meta": meta.item(),
+        "slope": base[0].weight.grad.norm().item(),
+        "jacobian": vmap(jacrev(base))(x[:4]).norm().item(),
+    }
+
+
+@pattern(FAMILY)
+def data_parallel() -> Figures:
+    """Wraps the model in `DataParallel` on a machine without GPUs, and steps `model.module`'s parameters."""
+    model = nn.DataParallel(net())
+    return {"loss": fit(model, torch.optim.SGD(model.module.parameters(), lr=0.1))}
+
+
+@pattern(FAMILY)
+def replaces_forward() -> Figures:
+    """Replaces `forward` on an instance, of the model and of a layer in it."""
+    model = net()
+    inner, outer = model[0].forward, model.forward
+    model[0].forward = lambda x: inner(x) + 0.1  # type: ignore[method-assign]
+    model.forward = lambda x: outer(x) * 2  # type: ignore[method-assign]
     return {"loss": fit(model, torch.optim.SGD(model.parameters(), lr=0.05))}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from catalogue import Figures, batch, fit, net, pattern
 from torch import Tensor, nn
@@ -139,3 +141,65 @@ def integer_inputs() -> Figures:
         F.cross_entropy(model(ids), ids % 4).backward()
         optimizer.step()
     return {"loss": F.cross_entropy(model(ids), ids % 4).item()}
+
+
+@pattern(FAMILY)
+def islands_of_double() -> Figures:
+    """Has a part in double precision inside an FP32 model, and a term of the loss in double."""
+
+    class Island(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.inner, self.last = nn.Linear(8, 16), nn.Linear(16, 16).double(), nn.Linear(16, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.inner(self.first(x).double())
+            h = torch.linalg.solve(3 * torch.eye(16, dtype=torch.double), h.T).T
+            return self.last(h.to(torch.float32))
+
+    model, (x, y) = Island(), batch()
+    optimizer, loss = torch.optim.SGD(model.parameters(), lr=0.1), torch.zeros(())
+    for _ in range(12):
+        optimizer.zero_grad()
+        out = model(x)
+        loss = F.cross_entropy(out, y) + 0.01 * out.double().square().mean()
+        loss.backward()
+        optimizer.step()
+    kept = {loss.dtype, model.inner.weight.dtype, model.inner.weight.grad.dtype} == {torch.double}
+    return {"loss": loss.item(), "kept": float(kept)}
+
+
+class Rounded(torch.autograd.Function):
+    """Fake quantisation with a straight-through gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+        steps = torch.round(x / scale)
+        ctx.save_for_backward(steps.abs() <= 127)
+        return steps.clamp(-127, 127) * scale
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, None]:
+        (inside,) = ctx.saved_tensors
+        return grad_out * inside, None
+
+
+@pattern(FAMILY, bfloat16=0.1)
+def fake_quantisation() -> Figures:
+    """Trains for eight-bit integers: observers in buffers, rounded weights and activations (QAT)."""
+
+    class Quantised(nn.Linear):
+        def __init__(self, inputs: int, outputs: int) -> None:
+            super().__init__(inputs, outputs)
+            self.register_buffer("largest", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                with torch.no_grad():
+                    self.largest.copy_(torch.maximum(self.largest, x.abs().max()))
+            x = torch.fake_quantize_per_tensor_affine(x, self.largest.item() / 127, 0, -127, 127)
+            return F.linear(x, Rounded.apply(self.weight, self.weight.abs().max().detach() / 127), self.bias)
+
+    model = nn.Sequential(Quantised(8, 32), nn.ReLU(), Quantised(32, 4))
+    loss = fit(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    return {"loss": loss, "largest": model[2].largest.item()}

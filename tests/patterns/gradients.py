@@ -294,3 +294,86 @@ def gradients_of_some_inputs() -> Figures:
         F.cross_entropy(model(x), y).backward(inputs=list(model[5].parameters()))
         optimizer.step()
     return {"loss": F.cross_entropy(model(x), y).item(), "others": float(model[0].weight.grad is None)}
+
+
+@pattern(FAMILY)
+def clips_or_raises() -> Figures:
+    """Clips with `error_if_nonfinite=True`, with a loss so large that the scale has to look for its range."""
+    model, (x, y) = net(), batch()
+    optimizer, steps = torch.optim.SGD(model.parameters(), lr=0.05), 0
+    while steps < 20:  # of those that are applied
+        optimizer.zero_grad()
+        (1e4 * F.cross_entropy(model(x), y)).backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+        optimizer.step()
+        steps += int(norm.isfinite())
+    return {"loss": F.cross_entropy(model(x), y).item()}
+
+
+@pattern(FAMILY)
+def clips_before_backward() -> Figures:
+    """Clips before `backward`, the gradients of the step before (a fault of a well-known script)."""
+    model, (x, y) = net(), batch()
+    optimizer, norms = sgd(model), 0.0
+    for _ in range(15):
+        loss = F.cross_entropy(model(x), y)
+        if model[0].weight.grad is not None:
+            norms += nn.utils.clip_grad_norm_(model.parameters(), 0.1).item()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return {"norms": norms, "loss": F.cross_entropy(model(x), y).item()}
+
+
+@pattern(FAMILY)
+def gradient_surgery() -> Figures:
+    """Projects the gradients of tasks on each other (PCGrad), and writes the result into `.grad`."""
+    trunk, heads = net(outputs=16), nn.ModuleList([nn.Linear(16, 4), nn.Linear(16, 1), nn.Linear(16, 1)])
+    optimizer, conflicts = torch.optim.SGD([*trunk.parameters(), *heads.parameters()], lr=0.05), 0.0
+    (x, y), shared = batch(), list(trunk.parameters())
+    for _ in range(10):
+        hidden = trunk(x)
+        losses = [
+            F.cross_entropy(heads[0](hidden), y),
+            F.mse_loss(heads[1](hidden)[:, 0], x[:, 0]),
+            F.mse_loss(heads[2](hidden)[:, 0], -x[:, 0]),
+        ]
+        slopes = [torch.autograd.grad(loss, shared, retain_graph=True) for loss in losses]
+        flat = [torch.cat([slope.flatten() for slope in each]) for each in slopes]
+        projected = []
+        for own in flat:
+            result = own.clone()
+            for other in flat:
+                dot = torch.dot(result, other)
+                if dot < 0:
+                    result -= dot / other.norm() ** 2 * other
+                    conflicts += dot.item()
+            projected.append(result)
+        optimizer.zero_grad()
+        torch.stack(losses).sum().backward()
+        parts = torch.stack(projected).sum(0).split([p.numel() for p in shared])
+        for p, part in zip(shared, parts, strict=True):
+            p.grad = part.view_as(p).clone()
+        optimizer.step()
+    return {"loss": torch.stack(losses).sum().item(), "conflicts": conflicts}
+
+
+@pattern(FAMILY, bfloat16=0.1)
+def curvature() -> Figures:
+    """Takes Hessian-vector products, a batch of gradients at once, and differentiates the norm of a gradient."""
+    model, (x, y) = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)), batch()
+    parameters = list(model.parameters())
+    vector, size = [torch.ones_like(p) for p in parameters], torch.zeros(())
+    for _ in range(5):  # power iteration
+        slopes = torch.autograd.grad(F.cross_entropy(model(x), y), parameters, create_graph=True)
+        product = torch.autograd.grad(slopes, parameters, vector)
+        size = torch.stack([part.norm() for part in product]).norm()
+        vector = [part / size for part in product]
+    rows = torch.autograd.grad(model(x[:1])[0], parameters, torch.eye(4), is_grads_batched=True)
+    slopes = torch.autograd.grad(F.cross_entropy(model(x), y), parameters, create_graph=True)
+    torch.stack([slope.square().sum() for slope in slopes]).sum().backward()
+    return {
+        "eigenvalue": size.item(),
+        "rows": sum(row.norm().item() for row in rows),
+        "sharpness": sum(p.grad.norm().item() for p in parameters),
+    }

@@ -282,3 +282,100 @@ def every_optimizer() -> Figures:
         model = net()
         figures[kind.__name__] = fit(model, kind(model.parameters(), **settings), steps=6)
     return figures
+
+
+class Signed(torch.optim.Optimizer):
+    """Lion: steps by the sign of a mean of gradients."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                mean = self.state[p].setdefault("mean", torch.zeros_like(p))
+                p.sub_(torch.sign(0.9 * mean + 0.1 * p.grad), alpha=group["lr"])
+                mean.lerp_(p.grad, 0.01)
+
+
+class ByHand:
+    """AdamW by hand, which is no optimizer to torch."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        self.params, self.lr, self.count = list(params), lr, 0
+        self.first = [torch.zeros_like(p.data) for p in self.params]
+        self.second = [torch.zeros_like(p.data) for p in self.params]
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+        for p in self.params:
+            p.grad = None
+
+    def step(self) -> None:
+        """Update the weights through `.data`."""
+        self.count += 1
+        for p, first, second in zip(self.params, self.first, self.second, strict=True):
+            first.mul_(0.9).add_(p.grad.data, alpha=0.1)
+            second.mul_(0.999).addcmul_(p.grad.data, p.grad.data, value=0.001)
+            p.data.mul_(1 - 0.01 * self.lr)
+            scaled = second.div(1 - 0.999**self.count).sqrt_().add_(1e-8)
+            p.data.addcdiv_(first / (1 - 0.9**self.count), scaled, value=-self.lr)
+
+
+@pattern(FAMILY)
+def own_optimizers() -> Figures:
+    """Has optimizers of its own: one with torch's base class (Lion), one without any (AdamW by hand)."""
+    first, second = net(), net()
+    return {
+        "signed": fit(first, Signed(first.parameters(), lr=1e-3)),
+        "by hand": fit(second, ByHand(second.parameters(), lr=3e-3)),  # type: ignore[arg-type]
+    }
+
+
+@pattern(FAMILY)
+def optimizers_in_layers() -> Figures:
+    """Gives each layer an optimizer in its constructor and trains it by a loss of its own (Forward-Forward)."""
+
+    class Layer(nn.Linear):
+        def __init__(self, inputs: int, outputs: int) -> None:
+            super().__init__(inputs, outputs)
+            self.optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu((x / (x.norm(dim=1, keepdim=True) + 1e-4)) @ self.weight.T + self.bias)
+
+        def learn(self, good: Tensor, bad: Tensor) -> float:
+            """Step until the good ones are active and the bad ones are not; return the loss."""
+            for _ in range(5):
+                high, low = (self.forward(x).pow(2).mean(1) for x in (good, bad))
+                loss = torch.log(1 + torch.exp(torch.cat([2 - high, low - 2]))).mean()
+                self.optimizer.zero_grad()
+                loss.backward()
+                self.optimizer.step()
+            return loss.item()
+
+    good, bad, total = torch.randn(64, 8), torch.randn(64, 8) * 3, 0.0
+    for layer in [Layer(8, 32), Layer(32, 32)]:
+        total += layer.learn(good, bad)
+        good, bad = layer(good).detach(), layer(bad).detach()
+    return {"losses": total}
+
+
+@pattern(FAMILY)
+def one_parameter_in_two_optimizers() -> Figures:
+    """Gives one module's parameters to two optimizers, each with a loss of its own (InfoGAN, actor and critic)."""
+    shared, first, second = net(outputs=16), nn.Linear(16, 4), nn.Linear(16, 8)
+    one = torch.optim.Adam([*shared.parameters(), *first.parameters()], lr=3e-3)
+    other = torch.optim.SGD([*shared.parameters(), *second.parameters()], lr=0.05)
+    (x, y), loss, rebuilt = batch(), torch.zeros(()), torch.zeros(())
+    for _ in range(12):
+        one.zero_grad()
+        loss = F.cross_entropy(first(shared(x)), y)
+        loss.backward()
+        one.step()
+        other.zero_grad()
+        rebuilt = F.mse_loss(second(shared(x)), x)
+        rebuilt.backward()
+        other.step()
+    return {"loss": loss.item(), "rebuilt": rebuilt.item()}

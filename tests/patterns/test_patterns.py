@@ -11,7 +11,9 @@ from typing import Any
 
 import calls  # noqa: F401 - fills the catalogue
 import dtypes  # noqa: F401
+import fields  # noqa: F401
 import gradients  # noqa: F401
+import middles  # noqa: F401
 import pytest
 import ranges  # noqa: F401
 import steps  # noqa: F401

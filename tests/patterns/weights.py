@@ -10,7 +10,7 @@ import torch
 from catalogue import Figures, batch, fit, net, pattern
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrizations, prune
+from torch.nn.utils import parametrizations, parametrize, prune
 from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 
 FAMILY = "Weights that the script touches"
@@ -282,3 +282,38 @@ def model_made_half_by_the_script() -> Figures:
     """Makes the model BF16 itself."""
     model = net().bfloat16()
     return {"loss": fit(lambda x: model(x.bfloat16()).float(), torch.optim.SGD(model.parameters(), lr=0.1))}
+
+
+class Symmetric(nn.Module):
+    """Makes a matrix symmetric."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight.triu() + weight.triu(1).T
+
+
+class Rotation(nn.Module):
+    """Makes a matrix orthogonal, by an exponential."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return torch.matrix_exp(weight - weight.T)
+
+
+@pattern(FAMILY)
+def own_parametrizations() -> Figures:
+    """Registers parametrizations of its own, caches them for a step, and removes one."""
+    model, (x, y) = net(), batch()
+    model[2], model[4] = nn.Linear(32, 32), nn.Linear(32, 32)
+    parametrize.register_parametrization(model[2], "weight", Symmetric())
+    parametrize.register_parametrization(model[4], "weight", Rotation())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(10):
+        with parametrize.cached():
+            loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+        optimizer.step()
+    turned = model[4].weight @ model[4].weight.T
+    skew = (model[2].weight - model[2].weight.T).norm().item()
+    parametrize.remove_parametrizations(model[2], "weight")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    return {"skew": skew, "norm": turned.norm().item(), "loss": fit(model, optimizer, steps=5)}
