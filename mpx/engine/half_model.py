@@ -42,15 +42,19 @@ class HalfModel:
             with traced(self._places(parts, torch.float32), lambda own: own.to(self._half)):
                 yield
             return
-        self._rules.learn(root, parts)
-        for module in parts:
-            if not self._rules.keeps_float32(module):
-                self._convert_module(module)
+        self.adopt(root, parts)
         self._held.append(root)
         try:
             yield
         finally:
             self._held.remove(root)
+
+    def adopt(self, root: nn.Module, parts: list[nn.Module]) -> None:
+        """Convert a tree that is still FP32, except for modules that stay so."""
+        self._rules.learn(root, parts)
+        for module in parts:
+            if not self._rules.keeps_float32(module):
+                self._convert_module(module)
 
     @contextmanager
     def withdrawn(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,15 @@ def _add_param_group(session: Session, original: Callable[..., None]) -> Callabl
 
     add_param_group.__doc__ = original.__doc__
     return add_param_group
+
+
+def _replicate(session: Session, original: Callable[..., None]) -> Callable[..., None]:
+    @wraps(original)
+    def __init__(replica: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        session.handing_over(module)
+        original(replica, module, *args, **kwargs)
+
+    return __init__
 
 
 OPTIMIZER = "torch.optim.optimizer"
@@ -149,6 +159,7 @@ TABLE: tuple[Intercept, ...] = (
         "GradScaler.__init__",
         lambda s, original: s.script_amp.wrap_scaler_init(original),
     ),
+    Intercept("torch.nn.parallel.distributed", "DistributedDataParallel.__init__", _replicate),
     Intercept(
         "torch.nn.parallel.distributed",
         "DistributedDataParallel.forward",
@@ -167,7 +178,9 @@ TABLE: tuple[Intercept, ...] = (
     Intercept(
         "torch.distributed.fsdp",
         "fully_shard",
-        lambda s, original: sharding.wrap_fully_shard(original, s.policy, s.sharded, s.tell),
+        lambda s, original: sharding.wrap_fully_shard(
+            original, s.policy, before=s.handing_over, sharded=s.sharded, report=s.tell
+        ),
         late=True,
     ),
     *(

@@ -32,6 +32,7 @@ from mpx.engine.scales import Scales
 from mpx.engine.script_amp import ScriptAmp
 from mpx.engine.statistics import StatisticsGuard
 from mpx.engine.stepping import Stepping
+from mpx.engine.structure import modules_of
 from mpx.engine.substitutions import Substitutions
 from mpx.engine.watch import ForwardWatch
 from mpx.engine.working import ModuleRules, WorkingCopies
@@ -293,6 +294,11 @@ class Session:
         self._audience.tell("stepped", step)
         self._tick(urgent=step.skipped)
         self._budget.stepped(step)  # may end the script
+
+    def handing_over(self, module: nn.Module) -> None:
+        """DDP or FSDP2 takes a module: a type that changed later would leave its hooks and shards behind."""
+        if self._half_model is not None and self._casts:
+            self._half_model.adopt(module, modules_of(module))
 
     def sharded(self, module: nn.Module) -> None:
         """FSDP2 has taken over the parameters of a module: it makes the half copies."""

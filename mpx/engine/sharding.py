@@ -24,13 +24,19 @@ __all__ = ["wrap_fully_shard"]
 
 
 def wrap_fully_shard(
-    original: Callable[..., Any], policy: Policy, sharded: Callable[[nn.Module], None], report: Report
+    original: Callable[..., Any],
+    policy: Policy,
+    *,
+    before: Callable[[nn.Module], None],
+    sharded: Callable[[nn.Module], None],
+    report: Report,
 ) -> Callable[..., Any]:
     """Return the `fully_shard` of the session.
 
     Args:
         original: torch's.
         policy: The level.
+        before: Told of each module that is to be sharded.
         sharded: Told of each module that was sharded.
         report: Tells substitutions.
     """
@@ -44,14 +50,17 @@ def wrap_fully_shard(
                 f"`fully_shard` gathers weights in {policy.dtype}, and reduces gradients in FP32: "
                 "it was given no MixedPrecisionPolicy",
             )
-        if policy.ddp.comm_dtype and policy.cast_model_type != "float32":
+        if policy.ddp.comm_dtype and (policy.cast_model_type == "none" or policy.master_weights):
             report(
                 "fsdp-reduction",
                 "`fully_shard` reduces gradients as its MixedPrecisionPolicy says, in FP32 if in nothing else: "
                 "`ddp.comm_dtype` is for DistributedDataParallel",
             )
+        modules = module if isinstance(module, (list, tuple)) else [module]
+        for one in modules:
+            before(one)
         result = original(module, *args, **options)
-        for one in module if isinstance(module, (list, tuple)) else [module]:
+        for one in modules:
             sharded(one)
         return result
 

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+import torch
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
@@ -30,6 +31,7 @@ def trained(runs):
         "O2 bfloat16": runs.start(
             *runs.mpx, "run", "-O", "O2", *bf16, "--", "bash", shell, sys.executable, *script
         ),
+        "O3": runs.start(*runs.mpx, "run", "-O", "O3", "--nproc", 2, *script),
         "O1 sent in half": runs.start(*runs.mpx, "run", "-O", "O1", *scale, *half, "--nproc", 2, *script),
     }
     return lambda level: started[level].result().succeeded()
@@ -49,6 +51,15 @@ def test_the_weights_are_near_those_of_float32(trained, level, way):
     ours, reference = (trained(name).of_rank(0)[way]["clean"]["weights"] for name in (level, "FP32"))
     rounding = 2e-4 if "bfloat16" not in level else 2e-3
     assert 0 < max(abs(a - b) for a, b in zip(ours, reference, strict=True)) < rounding
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_half_weights_are_those_of_the_other_rank_too(trained, way):
+    first, second = (torch.tensor(trained("O3").of_rank(rank)[way]["clean"]["weights"]) for rank in (0, 1))
+    reference = torch.tensor(trained("FP32").of_rank(0)[way]["clean"]["weights"])
+    assert torch.equal(first, second)
+    assert torch.equal(first, first.half().float())
+    assert (first - reference).abs().max() < 4e-3
 
 
 @pytest.mark.parametrize("way", WAYS)
