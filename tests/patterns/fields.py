@@ -64,7 +64,7 @@ def graphs() -> Figures:
             return self.head(torch.relu(out + torch.sparse.mm(adjacency, self.own(x)) * degree[:, None]))
 
     (x, y), edges, model = batch(), torch.randint(0, 64, (2, 300)), Attention()
-    adjacency = torch.sparse_coo_tensor(edges, torch.ones(300), (64, 64)).coalesce()
+    adjacency = torch.sparse_coo_tensor(edges, torch.ones(300), (64, 64), check_invariants=True).coalesce()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(12):
         optimizer.zero_grad()
