@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from mpx.engine.placing import Placement, traced
+from mpx.engine.placing import Placement, in_transform, traced
 from mpx.engine.structure import modules_of
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ class HalfModel:
     @contextmanager
     def hold(self, root: nn.Module, parts: list[nn.Module]) -> Iterator[None]:
         """Convert a tree that is still FP32 and leave it so."""
-        if torch.compiler.is_compiling():
-            # converting cannot be traced: half stand-ins, until an optimizer comes
+        if torch.compiler.is_compiling() or in_transform():
+            # converting can be neither traced nor transformed: half stand-ins, until an optimizer comes
             with traced(self._places(parts, torch.float32), lambda own: own.to(self._half)):
                 yield
             return

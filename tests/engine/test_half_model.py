@@ -311,3 +311,20 @@ def test_guards_are_the_preset_s_to_set(at_level):
         optimizer = torch.optim.Adam(network().parameters(), fused=True)
         assert settings_of(optimizer, "eps") == [1e-6]
         assert settings_of(optimizer, "fused") == [True]
+
+
+def test_a_model_may_be_called_inside_a_transform_first(at_level):
+    """Where nothing can be converted: per-sample gradients before there is an optimizer."""
+    with at_level("O3", "dtype=bfloat16"):
+        model = nn.Linear(4, 2)
+        weights = {name: p.detach() for name, p in model.named_parameters()}
+
+        def loss(parameters, x):
+            return torch.func.functional_call(model, parameters, (x,)).square().sum()
+
+        slopes = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, torch.ones(3, 4))
+        assert slopes["weight"].shape == (3, 2, 4)
+        assert torch.func.jacrev(model)(torch.ones(4)).shape == (2, 4)
+        assert model.weight.dtype is torch.float32
+        model(torch.ones(1, 4))
+        assert model.weight.dtype is torch.bfloat16
