@@ -29,6 +29,7 @@ class Pattern:
         run: Trains from a fixed seed and returns figures.
         tolerance: Relative, by half type.
         note: What a user should know; empty where it just works.
+        not_at_o3: Why it makes no sense where the weights are half; empty where it does.
     """
 
     family: str
@@ -37,20 +38,21 @@ class Pattern:
     run: Callable[[], Figures]
     tolerance: dict[str, float] = field(default_factory=dict)
     note: str = ""
+    not_at_o3: str = ""
 
 
 PATTERNS: list[Pattern] = []
 
 
 def pattern(
-    family: str, *, float16: float = 0.01, bfloat16: float = 0.05, note: str = ""
+    family: str, *, float16: float = 0.01, bfloat16: float = 0.05, note: str = "", not_at_o3: str = ""
 ) -> Callable[[Callable[[], Figures]], Callable[[], Figures]]:
     """Add a function to the catalogue; the first line of its docstring is its title."""
 
     def add(run: Callable[[], Figures]) -> Callable[[], Figures]:
         title = (run.__doc__ or "").strip().splitlines()[0].rstrip(".")
         tolerance = {"float16": float16, "bfloat16": bfloat16}
-        PATTERNS.append(Pattern(family, run.__name__, title, run, tolerance, note))
+        PATTERNS.append(Pattern(family, run.__name__, title, run, tolerance, note, not_at_o3))
         return run
 
     return add

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 FAMILY = "Dtypes that the script mentions"
 
 
-@pattern(FAMILY)
+@pattern(FAMILY, not_at_o3="no: weights are half to the script as well")
 def asserts_float32() -> Figures:
     """Asserts that outputs, losses, gradients and weights are FP32, and reads them as numpy."""
     model, (x, y) = net(), batch()

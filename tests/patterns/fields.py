@@ -247,7 +247,11 @@ class Contrast(nn.Module):
         return logits
 
 
-@pattern(FAMILY, note="a parameter that the forward writes stays FP32 after the first call")
+@pattern(
+    FAMILY,
+    note="a parameter that the forward writes stays FP32 after the first call",
+    not_at_o3="no: a slow average of half weights stands still",
+)
 def momentum_encoder() -> Figures:
     """Contrasts with a queue of keys, whose encoder follows the other by `.data` inside the forward pass (MoCo)."""
     model, (x, _) = Contrast(), batch()

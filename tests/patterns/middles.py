@@ -97,7 +97,7 @@ def gradients_of_results() -> Figures:
     return {"lengths": lengths, "kept": kept}
 
 
-@pattern(FAMILY)
+@pattern(FAMILY, not_at_o3="no: weights are half to the script as well")
 def kronecker_factors() -> Figures:
     """Collects inputs and output gradients of layers by hooks, and preconditions with their factors (K-FAC)."""
     model, (x, y) = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)), batch()

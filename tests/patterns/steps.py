@@ -333,7 +333,7 @@ def own_optimizers() -> Figures:
     }
 
 
-@pattern(FAMILY)
+@pattern(FAMILY, not_at_o3="no: weights are half to the script as well")
 def optimizers_in_layers() -> Figures:
     """Gives each layer an optimizer in its constructor and trains it by a loss of its own (Forward-Forward)."""
 

@@ -207,7 +207,7 @@ def lazy_modules_after_the_optimizer() -> Figures:
     return {"loss": fit(model, optimizer)}
 
 
-@pattern(FAMILY)
+@pattern(FAMILY, not_at_o3="no: weights are half to the script as well")
 def parameters_in_a_list() -> Figures:
     """Keeps parameters in a plain list, without any module."""
     weights = [nn.Parameter(torch.randn(32, 8) / 3), nn.Parameter(torch.randn(4, 32) / 6)]
@@ -298,7 +298,7 @@ class Rotation(nn.Module):
         return torch.matrix_exp(weight - weight.T)
 
 
-@pattern(FAMILY)
+@pattern(FAMILY, not_at_o3="no: weights are half to the script as well")
 def own_parametrizations() -> Figures:
     """Registers parametrizations of its own, caches them for a step, and removes one."""
     model, (x, y) = net(), batch()
