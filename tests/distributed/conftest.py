@@ -72,6 +72,9 @@ class Runs:
         outside = ("MPX_", "PYTHON", "RANK", "SLURM_", "TORCHELASTIC_", "OMP_", "NO_COLOR", "FORCE_COLOR")
         self._environ = {key: value for key, value in os.environ.items() if not key.startswith(outside)}
         self._environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+        # In the agent's store a second attempt finds the gloo addresses of the first, and on a busy machine it dials
+        # them (torch 2.13, without mpx as well): each attempt gets a store of its own.
+        self._environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
 
     def start(self, *command):
         """Return the command's outcome to come; of the same command the same."""
