@@ -19,6 +19,7 @@ from mpx.record.parts import (
     OptimizerSteps,
     Scaler,
     Steps,
+    Substitution,
     Underflow,
 )
 from mpx.report import FORMATS, Options, render, with_findings, wording
@@ -231,6 +232,17 @@ def test_one_loss_of_several_optimizers_that_take_turns_is_no_ones_alone():
 def test_what_could_not_be_counted_says_why():
     record = RunRecord(preset=FP16, backwards=5, coverage=Coverage(missing="torch.compile"))
     assert "half work   not counted: torch.compile" in render(record, Options())
+
+
+def test_operations_of_which_the_same_is_said_share_a_row():
+    said = "no float16 kernel on this cpu, ran in FP32"
+    told = [("op:det", f"det: {said}", 30), ("op:inv", f"inv: {said}", 1), ("adam", "Adam: eps raised", 2)]
+    record = RunRecord(substitutions=[Substitution(name, text, number) for name, text, number in told])
+    rows = [line for line in render(record, Options()).splitlines() if line.startswith(" replaced")]
+    assert rows == [
+        f" replaced    det (30 times), inv (once): {said}",
+        " replaced    Adam: eps raised (2 times)",
+    ]
 
 
 def test_where_the_scripts_own_amp_is_kept_nothing_is_said_of_what_it_scales():

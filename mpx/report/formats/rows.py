@@ -249,11 +249,16 @@ def substitutions(record: RunRecord, _: Style) -> Iterator[Row]:
     """What mpx did otherwise than the script asked."""
     told = {"script-amp-kept"} | ({ZEROED} if updates_by_hand(record) else set())  # by a finding
     known = [item for item in record.substitutions if item.id not in told]
-    shown = sorted(known, key=lambda item: -item.count)[:SUBSTITUTIONS_SHOWN]
-    for item in shown:
-        yield Row("replaced", (f"{printable(item.text)} ({times(item.count)})",), 30)
-    rest = len(known) - len(shown)
-    if rest > 0:
+    told_alike: dict[str, list[tuple[str, int]]] = {}  # operations of which the same is said share a row
+    for item in sorted(known, key=lambda item: -item.count):
+        what, said = item.text.split(": ", 1) if item.id.startswith("op:") else ("", item.text)
+        told_alike.setdefault(said, []).append((what, item.count))
+    for said, of in list(told_alike.items())[:SUBSTITUTIONS_SHOWN]:
+        listed = ", ".join(f"{printable(what)} ({times(number)})" for what, number in of)
+        text = f"{printable(said)} ({times(of[0][1])})" if not of[0][0] else f"{listed}: {printable(said)}"
+        yield Row("replaced", (text,), 30)
+    rest = sum(len(of) for of in list(told_alike.values())[SUBSTITUTIONS_SHOWN:])
+    if rest:
         yield Row("replaced", (f"and {count(rest, 'other thing')}, listed by `mpx report -v`",), 30)
 
 
