@@ -54,9 +54,10 @@ def reads_a_step(layers):
 @pytest.mark.parametrize("layers", [2, 20])
 @pytest.mark.parametrize(
     ("level", "most"),
-    [("O0", 1), ("O1", 2), ("O2", 2), ("O1-bf16", 2)],  # the loss, in host memory here; and one flag of all gradients
+    [("O0", 1), ("O1", 2), ("O2", 2), ("O1-bf16", 2)],
 )
 def test_a_step_reads_two_numbers_whatever_the_model(level, most, layers, at_level):
+    """The loss, which is in host memory here, and one flag of all gradients."""
     assert reads_a_step(layers) == 0
     with at_level(level, "loss_scale.init=256" if level in ("O1", "O2") else "monitors.gradients=false"):
         assert reads_a_step(layers) <= most
