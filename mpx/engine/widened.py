@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +51,8 @@ def of_insides(grad: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., 
 
     @wraps(grad)
     def grad_of_insides(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> tuple[Tensor | None, ...]:
-        given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+        one_alone = isinstance(inputs, (Tensor, GradientEdge))
+        given = [inputs] if one_alone else list(inputs)  # a ParameterList or a generator, too
         insides = [inner(one) if isinstance(one, Tensor) else one for one in given]
         return tuple(
             found.to(one.dtype) if isinstance(found, Tensor) and isinstance(one, Tensor) else found

@@ -122,6 +122,26 @@ def test_it_can_be_differentiated_again(at_level, level):
     torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05 * expected.abs().max().item())
 
 
+def test_inputs_come_in_every_form_that_torch_takes(at_level, level):
+    with at_level(level, "loss_scale.init=1024"):
+        model = Features()
+        logits, _ = model(torch.ones(2, 8))
+        weight, bias = model.head.parameters()
+        forms = [
+            [weight, bias],
+            (weight, bias),
+            nn.ParameterList([weight, bias]),
+            model.head.parameters(),
+            [torch.autograd.graph.get_gradient_edge(weight), bias],
+        ]
+        for form in forms:
+            found = torch.autograd.grad(logits.sum(), form, retain_graph=True)
+            assert [g.shape for g in found] == [weight.shape, bias.shape]
+        for alone in (bias, torch.autograd.graph.get_gradient_edge(bias)):
+            (found,) = torch.autograd.grad(logits.sum(), alone, retain_graph=True)
+            assert found.tolist() == [2.0] * 4
+
+
 def test_what_is_not_in_the_graph_raises_as_in_torch(at_level, level):
     with at_level(level):
         logits, features = Features()(torch.ones(2, 8))
