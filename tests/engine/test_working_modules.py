@@ -206,7 +206,8 @@ def test_what_stays_float32_is_told_once_for_each_kind_of_module(level_2):
             model = Codes()
             for _ in range(3):
                 step(model)
-        rows = {row["id"]: (row["text"], row["count"]) for row in recorded.summary["substitutions"]}
+        told = recorded.summary["substitutions"]
+    rows = {row["id"]: (row["text"], row["count"]) for row in told if not row["id"].startswith("op:")}
     assert rows == {
         "buffers:Codes": ("buffers of `Codes` stay FP32 (codebook)", 2),
         "weights:GRU": (
