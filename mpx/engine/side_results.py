@@ -61,4 +61,5 @@ class SideResults:
         ]
 
     def _widened(self, tensor: Tensor) -> Tensor:
-        return widen(tensor, self._half)
+        # asked to keep its gradient (`self.h.retain_grad()` in the forward pass), it is looked for on this very tensor
+        return tensor if tensor.retains_grad else widen(tensor, self._half)

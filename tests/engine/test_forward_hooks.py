@@ -188,3 +188,31 @@ def test_what_a_forward_pass_leaves_in_attributes_is_float32(at_level, level, ha
     with at_level(level, f"dtype={half}", "loss_scale.init=1024"):
         for found, plain in zip(side_losses(), expected, strict=True):
             close(found, plain)
+
+
+@pytest.mark.parametrize("when", ["inside", "afterwards"])
+def test_an_attribute_that_keeps_its_gradient_has_it_after_the_pass(at_level, level, half, when):
+    """As Grad-CAM takes it: `self.features.retain_grad()` in the forward pass, or once it is over."""
+
+    class Remembers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = network()
+
+        def forward(self, x):
+            self.features = self.net[1](self.net[0](x))
+            if when == "inside":
+                self.features.retain_grad()
+            return self.net[2](self.features)
+
+    def gradient():
+        model, (x, y) = Remembers(), batch()
+        out = model(x)
+        if when == "afterwards":
+            model.features.retain_grad()
+        F.cross_entropy(out, y).backward()
+        return model.features.grad
+
+    expected = gradient()
+    with at_level(level, f"dtype={half}", "loss_scale=1"):
+        close(gradient().float(), expected)

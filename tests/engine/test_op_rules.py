@@ -50,14 +50,15 @@ class Applied(nn.Module):
         self.lin, self.op = nn.Linear(8, 8), op
 
     def forward(self, x):
-        self.y = self.op(self.lin(x))
-        return self.y
+        y = self.op(self.lin(x))
+        self.dtype = y.dtype
+        return y
 
 
 def type_of(op) -> torch.dtype:
     model = Applied(op)
     model(torch.randn(4, 8)).sum().backward()
-    return model.y.dtype
+    return model.dtype
 
 
 # ------------------------------------------------------------------ names
