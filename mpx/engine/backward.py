@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["Backward"]
 
 LOW = (torch.float16, torch.bfloat16)
-NOTHING = nullcontext()
 
 
 class Backward:
@@ -100,8 +99,8 @@ class Backward:
                 return original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
 
             def run(scale: float) -> None:
-                outputs, grads = _scaled(roots, seeds, scale)
-                original(outputs, grads, retain_graph, create_graph, inputs=inputs)
+                scaled = _scaled(roots, seeds, scale)
+                original(tuple(roots), scaled, retain_graph, create_graph, inputs=inputs)
 
             if not self._checks:
                 self._observe(roots, lambda: run(1.0))
@@ -237,9 +236,9 @@ class Backward:
                 now = self._running.begin(scale)
                 try:
                     with self._around():
-                        scaled, grads = _scaled(roots, seeds, scale)
+                        scaled = _scaled(roots, seeds, scale)
                         found = original(
-                            scaled, inputs, grads, retain_graph or retry or None, *args, **kwargs
+                            roots, inputs, scaled, retain_graph or retry or None, *args, **kwargs
                         )
                 finally:
                     self._running.end(now)
@@ -299,27 +298,14 @@ def _seeds(roots: list[Any], given: Any) -> list[Tensor | None] | None:
     return seeds
 
 
-def _scaled(
-    roots: list[Tensor], seeds: list[Tensor | None], scale: float
-) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...] | None]:
-    """Return roots and seeds whose pass is multiplied by `scale`.
-
-    A seed that is given is multiplied. Where none is, the root is multiplied, as GradScaler does it: torch checks the
-    shape of a seed in a way that imports sympy. A half root is widened first, for its value may overflow.
-    """
+def _scaled(roots: list[Tensor], seeds: list[Tensor | None], scale: float) -> tuple[Tensor | None, ...]:
+    """Return the seeds of a pass that is multiplied by `scale`: the graph stays as the script built it."""
     if scale == 1.0:
-        return tuple(roots), (None if all(seed is None for seed in seeds) else tuple(seeds))
-    outputs: list[Tensor] = []
-    grads: list[Tensor | None] = []
-    with NOTHING if torch.is_grad_enabled() else torch.enable_grad():
-        for root, seed in zip(roots, seeds, strict=True):
-            if seed is None:
-                outputs.append((root.float() if root.dtype in LOW else root) * scale)
-                grads.append(None)
-            else:
-                outputs.append(root)
-                grads.append(seed * scale)
-    return tuple(outputs), (None if all(grad is None for grad in grads) else tuple(grads))
+        return tuple(seeds)
+    return tuple(
+        torch.full_like(root, scale) if seed is None else seed * scale
+        for root, seed in zip(roots, seeds, strict=True)
+    )
 
 
 def _number_in_host_memory(losses: tuple[Tensor, ...]) -> float | None:
