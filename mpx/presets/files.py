@@ -104,7 +104,7 @@ def load_chain(start: PresetFile, cwd: Path) -> tuple[list[Layer], list[Problem]
 
 
 def _read(file: PresetFile) -> Layer:
-    table, problems = read_yaml(file.path, file.display)
+    table, problems = read_yaml(file.path, file.display, shipped=file.built_in)
     layer = read_layer(table, file.display, problems)
     if not file.built_in:
         # A file without a name is called after itself: the name of what it extends would lie in every report.
