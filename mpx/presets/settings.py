@@ -10,7 +10,7 @@ from mpx.errors import Problem
 from mpx.presets.gate_entries import GATE_KEYS, gate_problem, in_one_line
 from mpx.presets.policy import SCHEMA, field_specs, group_names
 from mpx.presets.shipped import check_op_entry
-from mpx.presets.show import show_value
+from mpx.presets.spelling import show_value
 from mpx.presets.tree import Listing, Place, Scalar, Table, Tree
 from mpx.presets.values import InvalidValueError, nearest, parse_entry, parse_value
 

@@ -170,7 +170,7 @@ assert not heavy, heavy
 def test_every_key_can_be_set_from_the_command_line(options_of, here):
     shown = resolve("O1", cwd=here).policy
     for key, value in shown.flat().items():
-        from mpx.presets.show import show_value
+        from mpx.presets.spelling import show_value
 
         text = (
             "[" + ", ".join(f"'{entry}'" for entry in value) + "]"

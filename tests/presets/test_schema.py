@@ -7,9 +7,8 @@ import jsonschema
 import pytest
 import yaml
 
-from mpx.presets import show
+from mpx.presets import resolve, show
 from mpx.presets.policy import field_specs
-from mpx.presets.resolve import resolve
 from mpx.presets.schema import SCHEMA_FILE, preset_schema, preset_schema_text
 from mpx.presets.shipped import configs_dir, preset_names
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mpx.errors import PresetError
 from mpx.presets import Override, list_presets, resolve, show
 from mpx.presets.policy import field_specs
-from mpx.presets.show import show_value
+from mpx.presets.spelling import show_value
 
 LEVELS = [info.name for info in list_presets()]
 TEXT = st.text(alphabet=st.characters(codec="utf-8"))

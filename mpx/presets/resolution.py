@@ -16,10 +16,10 @@ from mpx.presets.project import PROJECT_FILES, find_project, read_project
 from mpx.presets.rules import Refusal, judge
 from mpx.presets.settings import EXTENDS, UNKNOWN_KEY, Layer, Setting
 from mpx.presets.shipped import preset_names, unlisted
-from mpx.presets.show import show_value
+from mpx.presets.spelling import show_policy, show_value
 from mpx.presets.tree import Place
 
-__all__ = ["PresetInfo", "Resolved", "list_presets", "resolve", "validate"]
+__all__ = ["PresetInfo", "Resolved", "list_presets", "resolve", "show", "validate"]
 
 # What a run without any choice gets: Apex's recommendation for mixed precision.
 DEFAULT_PRESET = "O1"
@@ -98,6 +98,11 @@ def resolve(
         unlisted_ops=tuple(unlisted(names)),
         project_file=project.path,
     )
+
+
+def show(resolved: Resolved, *, origin: bool = False) -> str:
+    """Return the resolved preset as YAML; with `origin`, each line says where its value is from."""
+    return show_policy(resolved.policy, resolved.origin if origin else None)
 
 
 def list_presets() -> list[PresetInfo]:
