@@ -145,6 +145,7 @@ def run(
         command=("mpx", "run", *words),
         preset=resolved.policy.to_dict(),
         origin=resolved.origin,
+        op_groups=resolved.op_groups,
         notices=(*resolved.warnings, *([isolated] if isolated else [])),
     )
     if resolved.project_file is not None:
@@ -165,7 +166,7 @@ def run(
     directory = RunDirectory.create(out, cwd=Path.cwd(), target_name=what.name, level=order.level)
     if directory.notice is not None:
         say(directory.notice)
-    directory.write_preset(order.preset, order.origin)
+    order.write_to(directory)
     beat = _beat(progress, directory, say)
     ending = run_supervised(order, directory, os.environ, beat=beat, meanwhile=_load_report)
     record = _conclude(directory, gates, wanted, say, quiet=quiet, verbose=verbose)
@@ -220,7 +221,7 @@ def _leave_as_rank(order: Order, out: Path | None, say: Say, *, needs_an_end: st
             directory = RunDirectory.create(out, cwd=Path.cwd(), target_name=name, level=level)
         except RecordError:
             directory = RunDirectory.open(out)  # another rank was first
-    directory.write_preset(order.preset, order.origin)  # the same from every rank, in one rename
+    order.write_to(directory)  # the same from every rank, each file in one rename
     if is_first_rank(os.environ):
         say(f"{level} on every rank; when they have ended, `mpx report {directory.path}` reports")
     run_as_rank(order, directory, os.environ)

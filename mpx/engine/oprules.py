@@ -14,12 +14,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-import yaml
 
 from mpx.engine.kernels import KERNELS, overload
 from mpx.errors import PresetError
-from mpx.presets.shipped import configs_dir
-from mpx.presets.values import nearest
+from mpx.presets.groups import op_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -57,15 +55,15 @@ class Rule:
     told: str = ""
     asked: int = BY_USER
 
-    def applies(self, device: Device, policy: Policy) -> bool:
-        """Whether the line is meant for this device and preset."""
+    def applies(self, device: Device, policy: Policy, capabilities: frozenset[str]) -> bool:
+        """Whether the line is meant for this device, which has these capabilities, and preset."""
         facts = self.facts
         return (
             facts.get("device", device.type) == device.type
             and facts.get("dtype", policy.dtype) == policy.dtype
             and facts.get("weights", policy.cast_model_type) == policy.cast_model_type
-            and device.capabilities().issuperset(facts.get("has", ()))
-            and device.capabilities().isdisjoint(_without(facts, policy.dtype))
+            and capabilities.issuperset(facts.get("has", ()))
+            and capabilities.isdisjoint(_without(facts, policy.dtype))
             and facts.get("ratio", float("inf")) > policy.slow_kernel_ratio
         )
 
@@ -98,6 +96,8 @@ def resolve_op(name: str) -> list[str]:
     namespace, _, bare = name.rpartition("::")
     found = next((packet for packet in _packets(bare) if hasattr(torch.ops.aten, packet[0])), None)
     if namespace not in ("", "aten") or found is None:
+        from mpx.presets.values import nearest
+
         guess = nearest(bare.rpartition(".")[2], _op_names())
         raise _unknown(name, f"did you mean `{guess}`?" if guess else None)
     packet, variant = found
@@ -172,18 +172,8 @@ def rules_of(policy: Policy) -> dict[str, list[Rule]]:
     return rules
 
 
-# a tenth of the time of the pure Python one; the files are ours, and tested
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-@cache
-def _read(group: str) -> Mapping[str, Any]:
-    read: Mapping[str, Any] = yaml.load((configs_dir() / "ops" / f"{group}.yaml").read_bytes(), _Loader)  # noqa: S506
-    return read
-
-
 def _group(name: str, kind: str) -> Iterator[Rule]:
-    group = _read(name)
+    group = op_group(name)
     for op, line in group["ops"].items():
         if torch._C._dispatch_has_kernel(op):  # an older or newer torch may lack an op of the shipped lists
             facts = group.get("facts", {}) | (line or {})
@@ -217,8 +207,11 @@ class OpRules:
         for device in self._devices:
             library = torch.library.Library("aten", "IMPL")  # undone by `remove`
             self._libraries.append(library)
-            for rule in self._chosen(rules, device):
-                self._register(library, rule, device)
+            with warnings.catch_warnings():
+                # torch warns that a kernel of its own list is overridden: that is what a rule is for
+                warnings.simplefilter("ignore", UserWarning)
+                for rule in self._chosen(rules, device):
+                    self._register(library, rule, device)
 
     def ask(self, name: str, kind: str) -> None:
         """Add an op to the user's list of a kind, as an option of the command line would have.
@@ -242,8 +235,9 @@ class OpRules:
 
     def _chosen(self, rules: Mapping[str, list[Rule]], device: Device) -> Iterator[Rule]:
         """Yield one rule for an op: the strongest of those that apply."""
+        capabilities = device.capabilities()
         for candidates in rules.values():
-            fitting = [rule for rule in candidates if rule.applies(device, self._policy)]
+            fitting = [rule for rule in candidates if rule.applies(device, self._policy, capabilities)]
             if not fitting:
                 continue
             strongest = max(fitting, key=lambda rule: rule.strength)  # the first of equals
@@ -260,7 +254,4 @@ class OpRules:
         direction = str(rule.facts.get("direction", "")).replace("_", " ")
         told = rule.told.format(half=self._policy.dtype, device=device.type, direction=direction)
         kernel = KERNELS[rule.kind](replace(rule, told=told), device, self._report)
-        with warnings.catch_warnings():
-            # torch warns that a kernel of its own list is overridden: that is what a rule is for
-            warnings.simplefilter("ignore", UserWarning)
-            library.impl(rule.op.removeprefix("aten::"), kernel, device.autocast_key)
+        library.impl(rule.op.removeprefix("aten::"), kernel, device.autocast_key)

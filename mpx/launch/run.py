@@ -30,12 +30,18 @@ class Order:
     command: tuple[str, ...]
     preset: Mapping[str, Any]
     origin: Mapping[str, str]
+    op_groups: Mapping[str, Mapping[str, Any]]
     notices: tuple[str, ...]
 
     @property
     def level(self) -> str:
         """The name of the preset."""
         return str(self.preset["name"])
+
+    def write_to(self, run: RunDirectory) -> None:
+        """Write what every process of the run has to know."""
+        run.write_op_groups(self.op_groups)
+        run.write_preset(self.preset, self.origin)
 
 
 def check_ops(names: Sequence[str], environ: Mapping[str, str]) -> None:

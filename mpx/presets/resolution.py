@@ -10,6 +10,7 @@ from typing import Any
 
 from mpx.errors import PresetError, Problem
 from mpx.presets.files import PresetFile, built_in, load_chain, locate, preset_file
+from mpx.presets.groups import groups_of
 from mpx.presets.overrides import Override, override_layer
 from mpx.presets.policy import Policy, field_specs
 from mpx.presets.project import PROJECT_FILES, find_project, read_project
@@ -42,6 +43,11 @@ class Resolved:
     warnings: tuple[str, ...]
     unlisted_ops: tuple[str, ...]
     project_file: Path | None
+
+    @property
+    def op_groups(self) -> dict[str, Mapping[str, Any]]:
+        """What the groups of operations hold that the policy refers to."""
+        return groups_of(self.policy)
 
 
 @dataclass(frozen=True)

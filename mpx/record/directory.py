@@ -23,7 +23,7 @@ __all__ = ["RunDirectory"]
 
 
 class RunDirectory:
-    """One run on disk: `preset.json`, `events/*.jsonl`, `run.json`. `path` is absolute.
+    """One run on disk: `preset.json`, `ops.json`, `events/*.jsonl`, `run.json`. `path` is absolute.
 
     `notice` is a sentence for the user when the directory is not where one would look for it.
     """
@@ -123,6 +123,14 @@ class RunDirectory:
         """
         self._write("preset.json", dumps({"preset": policy, "origin": origin}, indent=2) + "\n")
 
+    def write_op_groups(self, groups: Mapping[str, Mapping[str, Any]]) -> None:
+        """Write what the groups of operations in the preset hold, so that no process of the run has to read YAML.
+
+        Raises:
+            RecordError: The disk refuses.
+        """
+        self._write("ops.json", json.dumps(groups) + "\n")
+
     def read_preset(self) -> tuple[dict[str, Any], dict[str, str]]:
         """Return the policy as a dict and the origin of each of its fields.
 
@@ -134,6 +142,14 @@ class RunDirectory:
             raise RecordError(f"`{self.path / 'preset.json'}` is damaged. Expected an object with `preset`")
         origin = data.get("origin")
         return data["preset"], origin if isinstance(origin, dict) else {}
+
+    def read_op_groups(self) -> dict[str, dict[str, Any]]:
+        """Return the groups of operations that the command has read; none where it left that to others."""
+        with suppress(RecordError):
+            groups = _read_json(self.path / "ops.json")
+            if isinstance(groups, dict):
+                return groups
+        return {}
 
     def shard(self, name: str) -> ShardWriter:
         """Return the writer of one process; `name` must be the process's alone."""

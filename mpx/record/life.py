@@ -18,7 +18,9 @@ from mpx.record.model import RunRecord
 __all__ = ["is_going_on", "remove_run", "size_of", "strangers"]
 
 # Everything that mpx ever writes into a run directory.
-_OURS = ("preset.json", "run.json", "events", "report.", "tensorboard")
+_FILES = ("preset.json", "ops.json", "run.json")
+_BEING_WRITTEN = tuple(f".{name}." for name in _FILES)
+_OURS = (*_FILES, *_BEING_WRITTEN, "events", "report.", "tensorboard")
 _MAY_STILL_START_S = 3600.0
 _MAY_STILL_GO_ON_S = 10.0
 
@@ -44,7 +46,7 @@ def is_going_on(directory: RunDirectory, record: RunRecord) -> bool:
 def strangers(directory: RunDirectory) -> list[str]:
     """Return the names in a run directory that mpx did not put there."""
     names = (path.name for path in directory.path.iterdir())
-    return sorted(name for name in names if not name.startswith((*_OURS, ".preset.json.", ".run.json.")))
+    return sorted(name for name in names if not name.startswith(_OURS))
 
 
 def size_of(directory: RunDirectory) -> int:

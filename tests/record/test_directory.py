@@ -11,6 +11,7 @@ import pytest
 from mpx.errors import RecordError
 from mpx.record import RunDirectory, find_run
 from mpx.record.fold import fold
+from mpx.record.life import strangers
 
 
 @pytest.fixture
@@ -93,6 +94,31 @@ def test_the_preset_comes_back(here):
     run.write_preset({"name": "O1", "loss_scale": {"init": 65536.0}}, {"name": "configs/O1.yaml:1"})
     expected = ({"name": "O1", "loss_scale": {"init": 65536.0}}, {"name": "configs/O1.yaml:1"})
     assert RunDirectory.open(run.path).read_preset() == expected
+
+
+def test_the_groups_of_operations_come_back(here):
+    run = create(here)
+    run.write_op_groups({"matmul": {"ops": {"aten::mm": None}}})
+    assert RunDirectory.open(run.path).read_op_groups() == {"matmul": {"ops": {"aten::mm": None}}}
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{"])
+def test_groups_that_are_not_there_are_left_to_who_asks(here, text):
+    """They can be read where the command has read them: a run of an older mpx has none."""
+    run = create(here)
+    if text is not None:
+        (run.path / "ops.json").write_text(text)
+    assert run.read_op_groups() == {}
+
+
+def test_what_a_run_writes_is_no_stranger_to_it(here):
+    run = create(here)
+    run.write_preset({"name": "O2"}, {})
+    run.write_op_groups({})
+    run.shard("a").write({"event": "snapshot"})
+    run.write_record(run.record())
+    (run.path / "mine.txt").touch()
+    assert strangers(run) == ["mine.txt"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"preset": 3}', "{"])
