@@ -124,6 +124,12 @@ def shell(tmp_path):
     return Shell(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def shared_shell(tmp_path_factory):
+    """A folder for all tests of a file; each names its record with `--out`."""
+    return Shell(tmp_path_factory.mktemp("shared"))
+
+
 @pytest.fixture
 def terminal(shell):
     started = []
