@@ -11,6 +11,7 @@ from typing import Any
 from mpx.engine.journal import Journal
 from mpx.engine.session import Session
 from mpx.presets import Policy
+from mpx.presets.groups import hand_over
 from mpx.record import RunDirectory
 
 __all__ = ["start"]
@@ -22,8 +23,10 @@ def start(run_dir: Path) -> Session:
     Raises:
         MpxError: The preset cannot be carried out here; torch is as before.
     """
-    preset, _ = RunDirectory.open(run_dir).read_preset()
+    directory = RunDirectory.open(run_dir)
+    preset, _ = directory.read_preset()
     policy = Policy.from_dict(preset)
+    hand_over(directory.read_op_groups())
     journal: Journal
 
     def emit(event: str, **fields: Any) -> None:
