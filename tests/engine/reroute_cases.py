@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -148,3 +149,29 @@ MADE_OF_PRODUCTS = ("addbmm", "linalg.multi_dot", "einsum")  # what autograd sav
 BROADCAST = ("matmul, one matrix first", "matmul, broadcast")
 CASES: dict[str, Any] = CONVOLUTIONS | ATTENTIONS
 ALL_CASES: dict[str, Any] = CASES | PRODUCTS
+
+ABLE = frozenset({"avx2", "avx512_bw", "avx512_fp16"})  # half instructions, but slow in some directions
+UNABLE = frozenset({"avx2"})
+
+
+def leaves(case: Any, inputs: list[Tensor | None]) -> list[Tensor]:
+    """Let what a model would train or pass on require gradients: not a mask."""
+    return [t.requires_grad_() for t in inputs[:3] if t is not None]
+
+
+def run(case: Any, dtype: torch.dtype, region: Any = None) -> tuple[Tensor, list[Tensor]]:
+    """Return the output of a case and the gradients of its inputs."""
+    inputs = case.inputs(dtype)
+    wanted = leaves(case, inputs)
+    with region or nullcontext():
+        out = case(*inputs)
+    seed = torch.randn(out.shape, generator=torch.Generator().manual_seed(5)).to(HALF)
+    return out, list(torch.autograd.grad(out, wanted, seed.to(out.dtype)))
+
+
+def op_of(case: Any) -> str:
+    return "scaled_dot_product_attention" if isinstance(case, Attention) else case.function.__name__
+
+
+def substituted(recorded: Any, case: Any) -> bool:
+    return any(row["id"].startswith(f"op:{op_of(case)}") for row in recorded.summary["substitutions"])

@@ -15,6 +15,7 @@ from mpx.engine.devices import DEVICES
 from mpx.engine.reroutes import products
 
 from .reroute_cases import (
+    ABLE,
     ALL_CASES,
     BROADCAST,
     CASES,
@@ -22,8 +23,12 @@ from .reroute_cases import (
     HALF,
     MADE_OF_PRODUCTS,
     PRODUCTS,
+    UNABLE,
     Attention,
     Convolution,
+    leaves,
+    run,
+    substituted,
 )
 
 ULP = (
@@ -33,29 +38,6 @@ ROUNDING = {"rtol": ULP, "atol": 1e-4}
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
-
-
-def leaves(case: Any, inputs: list[Tensor | None]) -> list[Tensor]:
-    """Let what a model would train or pass on require gradients: not a mask."""
-    return [t.requires_grad_() for t in inputs[:3] if t is not None]
-
-
-def run(case: Any, dtype: torch.dtype, region: Any = None) -> tuple[Tensor, list[Tensor]]:
-    """Return the output of a case and the gradients of its inputs."""
-    inputs = case.inputs(dtype)
-    wanted = leaves(case, inputs)
-    with region or nullcontext():
-        out = case(*inputs)
-    seed = torch.randn(out.shape, generator=torch.Generator().manual_seed(5)).to(HALF)
-    return out, list(torch.autograd.grad(out, wanted, seed.to(out.dtype)))
-
-
-def op_of(case: Any) -> str:
-    return "scaled_dot_product_attention" if isinstance(case, Attention) else case.function.__name__
-
-
-ABLE = frozenset({"avx2", "avx512_bw", "avx512_fp16"})  # half instructions, but slow in some directions
-UNABLE = frozenset({"avx2"})
 
 
 @pytest.fixture
@@ -70,10 +52,6 @@ def session(at_level, monkeypatch):
             yield recorded, lambda: recorded.session.region.autocast("cpu")
 
     return enter
-
-
-def substituted(recorded: Any, case: Any) -> bool:
-    return any(row["id"].startswith(f"op:{op_of(case)}") for row in recorded.summary["substitutions"])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -130,15 +108,6 @@ def test_inference_without_half_instructions_is_exact_up_to_its_last_rounding(na
         assert substituted(recorded, case)
     assert out.dtype is HALF
     torch.testing.assert_close(out.double(), case(*case.inputs(torch.float64)), **ROUNDING)
-
-
-def test_a_small_product_is_left_to_the_half_kernel(session, monkeypatch):
-    case = PRODUCTS["linear"]
-    with session(capabilities=UNABLE) as (recorded, region):
-        monkeypatch.setattr(products, "FEW", 1000)
-        out, _ = run(case, HALF, region())
-        assert not substituted(recorded, case)
-    assert torch.equal(out, case(*case.inputs(HALF)))
 
 
 @pytest.mark.parametrize("given", ["dropout", "trained mask"])
@@ -288,7 +257,8 @@ def test_the_substitution_names_direction_type_and_device(session):
     ],
 )
 @pytest.mark.parametrize("capabilities", [ABLE, UNABLE])
-def test_transforms_of_torch_func_go_through(name, capabilities, session):
+@pytest.mark.parametrize("few", [0, 1000])
+def test_transforms_of_torch_func_go_through(name, capabilities, few, session, monkeypatch):
     case = ALL_CASES[name]
     x, *others = case.inputs(HALF)
 
@@ -298,6 +268,7 @@ def test_transforms_of_torch_func_go_through(name, capabilities, session):
     (reference,) = torch.autograd.grad(loss(x.requires_grad_()), x)
     x = x.detach()
     with session(capabilities=capabilities) as (_, region), region():
+        monkeypatch.setattr(products, "FEW", few)
         of_one = torch.func.grad(loss)(x)
         of_batch = torch.func.vmap(torch.func.grad(loss))(torch.stack([x, x]))[1]
     torch.testing.assert_close(of_one, reference, rtol=8 * ULP, atol=1e-3)

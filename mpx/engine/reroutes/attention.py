@@ -12,13 +12,13 @@ from mpx.engine.reroutes.base import (
     InFloat32,
     Kwargs,
     Op,
-    Rerouted,
+    Reroute,
     bound,
     wide,
     will_differentiate,
 )
 
-__all__ = ["all_in_float32", "backward_in_float32"]
+__all__ = ["ALL_IN_FLOAT32", "BACKWARD_IN_FLOAT32"]
 
 
 class _Attention(torch.autograd.Function):
@@ -60,26 +60,33 @@ def _compute(op: Op, given: dict[str, Any]) -> Tensor:
     return out.to(half)
 
 
-def backward_in_float32(op: Op, args: Args, kwargs: Kwargs) -> Rerouted:
-    """Return the op with an FP32 backward pass."""
+def _backward_in_float32(op: Op, args: Args, kwargs: Kwargs) -> Tensor | None:
     given = bound(op, args, kwargs)
     if not _can_recompute(given) or not will_differentiate(*args[:3]):
         return (
             None  # with dropout or a trained mask torch computes step by step, in kernels that are not slow
         )
-    # tensors must be given by position for autograd to see them
-    return lambda: _Attention.apply(op, False, tuple(given), *given.values())  # type: ignore[no-untyped-call]
+    return _applied(op, given, forward_too=False)
 
 
-def all_in_float32(op: Op, args: Args, kwargs: Kwargs) -> Rerouted:
-    """Return the op with FP32 forward and backward passes."""
+def _all_in_float32(op: Op, args: Args, kwargs: Kwargs) -> Tensor:
     given = bound(op, args, kwargs)
     if not _can_recompute(given) or not will_differentiate(*args[:3]):
-        return lambda: _compute(op, given)
-    return lambda: _Attention.apply(op, True, tuple(given), *given.values())  # type: ignore[no-untyped-call]
+        return _compute(op, given)
+    return _applied(op, given, forward_too=True)
+
+
+def _applied(op: Op, given: dict[str, Any], *, forward_too: bool) -> Tensor:
+    # tensors must be given by position for autograd to see them
+    out: Tensor = _Attention.apply(op, forward_too, tuple(given), *given.values())  # type: ignore[no-untyped-call]
+    return out
 
 
 def _can_recompute(given: dict[str, Any]) -> bool:
     """Whether a second evaluation gives the same, and the gradients that are asked for."""
     mask = given["attn_mask"]
     return given["dropout_p"] == 0 and not (mask is not None and mask.requires_grad)
+
+
+BACKWARD_IN_FLOAT32 = Reroute(_backward_in_float32)
+ALL_IN_FLOAT32 = Reroute(_all_in_float32)

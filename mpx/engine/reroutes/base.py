@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ __all__ = [
     "InFloat32",
     "Kwargs",
     "Op",
-    "Rerouted",
+    "Reroute",
     "bound",
     "half_outside",
     "wide",
@@ -26,7 +27,19 @@ __all__ = [
 Op: TypeAlias = torch._ops.OpOverload
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = Mapping[str, Any]
-Rerouted: TypeAlias = Callable[[], Tensor] | None  # None: nothing slow lies ahead, the op may run as it is
+
+
+class Reroute(NamedTuple):
+    """How an op is computed whose half kernel is slow.
+
+    Attributes:
+        compute: Returns the result for half arguments; None where nothing slow lies ahead and the op may run as it is.
+        spares: Whether the half kernel is as fast, told by the positional arguments as the script gave them, without a
+            cast. None: it never is.
+    """
+
+    compute: Callable[[Op, Args, Kwargs], Any]
+    spares: Callable[..., bool] | None = None
 
 
 class _Here(threading.local):
@@ -70,8 +83,13 @@ def will_differentiate(*inputs: Tensor | None) -> bool:
 
 def bound(op: Op, args: Args, kwargs: Kwargs) -> dict[str, Any]:
     """Return every argument by name, defaults included."""
-    given = {argument.name: argument.default_value for argument in op._schema.arguments}
+    given = _defaults(op)
     return given | dict(zip(given, args, strict=False)) | dict(kwargs)
+
+
+@cache
+def _defaults(op: Op) -> dict[str, Any]:
+    return {argument.name: argument.default_value for argument in op._schema.arguments}
 
 
 def wide(value: Any) -> Any:

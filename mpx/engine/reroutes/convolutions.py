@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpx.engine.reroutes.base import Args, InFloat32, Kwargs, Op, Rerouted, bound, will_differentiate
+from mpx.engine.reroutes.base import Args, InFloat32, Kwargs, Op, Reroute, bound, will_differentiate
 
-__all__ = ["all_in_float32", "weight_gradient_in_float32"]
+__all__ = ["ALL_IN_FLOAT32", "WEIGHT_GRADIENT_IN_FLOAT32"]
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -86,18 +86,16 @@ def _differentiable(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, gr
     return tuple(found.get(i) for i in range(3))
 
 
-def weight_gradient_in_float32(op: Op, args: Args, kwargs: Kwargs) -> Rerouted:
-    """Return the convolution with an FP32 weight gradient; None where nobody will ask for that."""
+def _weight_gradient_in_float32(op: Op, args: Args, kwargs: Kwargs) -> Tensor | None:
     given = bound(op, args, kwargs)
     return _rerouted(given, everything=False) if will_differentiate(given["weight"]) else None
 
 
-def all_in_float32(op: Op, args: Args, kwargs: Kwargs) -> Rerouted:
-    """Return the convolution with FP32 arithmetic in every direction."""
+def _all_in_float32(op: Op, args: Args, kwargs: Kwargs) -> Tensor:
     return _rerouted(bound(op, args, kwargs), everything=True)
 
 
-def _rerouted(given: dict[str, Any], *, everything: bool) -> Rerouted:
+def _rerouted(given: dict[str, Any], *, everything: bool) -> Tensor:
     x, weight, bias = given["input"], given["weight"], given["bias"]
     spatial = weight.dim() - 2
     unbatched = x.dim() == spatial + 1
@@ -115,16 +113,12 @@ def _rerouted(given: dict[str, Any], *, everything: bool) -> Rerouted:
         _per_dimension(given.get("output_padding", 0), spatial),
         given["groups"],
     )
-
-    def rerouted() -> Tensor:
-        out: Tensor
-        if will_differentiate(x, weight, bias):
-            out = _Convolution.apply(everything, x, weight, bias, *geometry)  # type: ignore[no-untyped-call]
-        else:
-            out = _compute(x, weight, bias, *geometry)
-        return out.squeeze(0) if unbatched else out
-
-    return rerouted
+    out: Tensor
+    if will_differentiate(x, weight, bias):
+        out = _Convolution.apply(everything, x, weight, bias, *geometry)  # type: ignore[no-untyped-call]
+    else:
+        out = _compute(x, weight, bias, *geometry)
+    return out.squeeze(0) if unbatched else out
 
 
 def _per_dimension(value: int | list[int], spatial: int) -> list[int]:
@@ -139,3 +133,7 @@ def _named_padding(x: Tensor, weight: Tensor, name: str, dilation: list[int]) ->
     ]
     odd = [amount for total in reversed(totals) for amount in (0, total % 2)]
     return (torch.constant_pad_nd(x, odd) if any(odd) else x), [total // 2 for total in totals]
+
+
+WEIGHT_GRADIENT_IN_FLOAT32 = Reroute(_weight_gradient_in_float32)
+ALL_IN_FLOAT32 = Reroute(_all_in_float32)

@@ -1,0 +1,72 @@
+"""Matrix products without half instructions: which are left to the half kernel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mpx.engine.devices import DEVICES
+from mpx.engine.reroutes import products
+
+from .reroute_cases import HALF, MADE_OF_PRODUCTS, PRODUCTS, UNABLE, run, substituted
+
+ALL_SMALL, NONE_SMALL = 1000, 0  # multiply-adds
+
+
+@pytest.fixture
+def session(at_level, monkeypatch):
+    """Return a context manager: a session on such a CPU, where products of fewer than `few` multiply-adds are small."""
+
+    def enter(few: int):
+        monkeypatch.setattr(products, "FEW", few)
+        monkeypatch.setitem(DEVICES, "cpu", replace(DEVICES["cpu"], capabilities=lambda: UNABLE))
+        return at_level("O1", "loss_scale=1")
+
+    return enter
+
+
+def region(recorded: Any) -> Any:
+    return recorded.session.region.autocast("cpu")
+
+
+@pytest.mark.parametrize("own", ["torch's kernel", "torch before 2.9"])
+@pytest.mark.parametrize("name", [name for name in PRODUCTS if name not in MADE_OF_PRODUCTS])
+def test_a_small_one_is_the_half_kernels(name, own, session, monkeypatch):
+    case = PRODUCTS[name]
+    if own == "torch before 2.9":  # has no way to call its kernel below a rule
+        monkeypatch.delattr(torch.library, "get_kernel", raising=False)
+    with session(ALL_SMALL) as recorded:
+        for dtype in (HALF, torch.float32):  # weights of O2 and of O1
+            out, grads = run(case, dtype, region(recorded))
+            plain, plain_grads = run(case, HALF)
+            assert torch.equal(out, plain)
+            assert all(torch.equal(a, b.to(dtype)) for a, b in zip(grads, plain_grads, strict=True))
+        assert not substituted(recorded, case)
+
+
+@pytest.mark.skipif(not hasattr(torch.library, "get_kernel"), reason="torch < 2.9: casts are ours")
+def test_a_small_one_casts_its_weight_once_a_region(session):
+    """The cast lives as long as torch's own: one node of the graph for both uses, and none left for the next region."""
+    x, weight = torch.ones(1, 5), torch.randn(5, 4, requires_grad=True)
+
+    def cast(out: Tensor) -> Any:
+        return out.grad_fn.next_functions[1][0]
+
+    with session(ALL_SMALL) as recorded:
+        with region(recorded):
+            assert cast(x @ weight) is cast(x @ weight)
+        weight.data.fill_(2.0)  # which no version counter tells
+        with region(recorded):
+            assert torch.equal(x @ weight, torch.full((1, 4), 10.0, dtype=HALF))
+
+
+def test_a_vector_in_place_of_a_linear_weight_is_left_to_the_half_kernel(session):
+    x, weight = torch.randn(7, 5).half(), torch.randn(5).half()
+    plain = F.linear(x, weight)
+    with session(NONE_SMALL) as recorded, region(recorded):
+        assert torch.equal(F.linear(x, weight), plain)
