@@ -1,4 +1,4 @@
-"""Matrix products without half instructions: which are left to the half kernel."""
+"""Matrix products without half instructions: which are left to the half kernel, and how gradients lie in memory."""
 
 from __future__ import annotations
 
@@ -63,6 +63,27 @@ def test_a_small_one_casts_its_weight_once_a_region(session):
         weight.data.fill_(2.0)  # which no version counter tells
         with region(recorded):
             assert torch.equal(x @ weight, torch.full((1, 4), 10.0, dtype=HALF))
+
+
+@pytest.mark.parametrize("function", [torch.mm, torch.bmm, torch.matmul, F.linear])
+@pytest.mark.parametrize("transposed", [(), (0,), (1,), (0, 1)])
+def test_a_gradient_lies_in_memory_as_its_operand(function, transposed, session):
+    """It will be added to one that does: across the order of memory that takes longer than the product."""
+    batch = (2,) if function is torch.bmm else ()
+    shapes = [(3, 5), (4, 5) if function is F.linear else (5, 4)]
+    operands = [
+        torch.randn(*batch, *reversed(shape)).half().mT
+        if i in transposed
+        else torch.randn(*batch, *shape).half()
+        for i, shape in enumerate(shapes)
+    ]
+    wanted = operands[1:] if function is F.linear else operands  # an input is added to nothing
+    for operand in wanted:
+        operand.requires_grad_()
+    with session(NONE_SMALL) as recorded, region(recorded):
+        out = function(*operands)
+    grads = torch.autograd.grad(out, wanted, torch.ones_like(out))
+    assert [grad.stride() for grad in grads] == [operand.stride() for operand in wanted]
 
 
 def test_a_vector_in_place_of_a_linear_weight_is_left_to_the_half_kernel(session):
