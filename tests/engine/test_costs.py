@@ -136,7 +136,7 @@ def test_a_transformer_saves_half_as_much_at_o2_and_less_than_autocast_at_o1(at_
 
     torch.manual_seed(0)
     model = GPT(vocab=96, context=64, layers=4, heads=4, channels=128, dropout=0.0)
-    tokens = torch.randint(0, 96, (8, 65))
+    tokens = torch.randint(0, 96, (7, 65))  # 448 rows: no activation has the shape of a weight
     plain = saved_bytes(model, tokens)
     by_hand = saved_bytes(model, tokens, torch.autocast("cpu", dtype=torch.float16))
     with at_level("O1"):
