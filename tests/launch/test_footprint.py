@@ -25,13 +25,15 @@ import torch
 
 gc.callbacks.remove(collected)
 collects = gc.isenabled()
+functions = [made for age in (0, 1) for made in gc.get_objects(generation=age) if hasattr(made, "__code__")]
+young = [made.__name__ for made in functions if str(made.__module__).startswith("mpx.engine")]
 net = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 for _ in range(3):
     optimizer.zero_grad()
     net(torch.randn(2, 4)).square().mean().backward()
     optimizer.step()
-print(json.dumps({"modules": sorted(sys.modules), "collects": collects, "collections in ours": ours}))
+print(json.dumps({"modules": sorted(sys.modules), "collects": collects, "collections in ours": ours, "young": young}))
 """
 
 # Beyond what torch and the script load; `resource` tells peak memory, `sitecustomize` is the start-up folder's.
@@ -73,6 +75,18 @@ def test_joining_a_run_collects_no_garbage_and_leaves_the_collector_on(seen):
     _, ours = seen
     assert ours["collections in ours"] == []
     assert ours["collects"]
+
+
+def test_what_a_session_is_made_of_brings_no_full_collection_nearer(seen):
+    """The collector decides by what has become old since the last one."""
+    _, ours = seen
+    assert ours["young"] == []
+
+
+def test_what_the_script_froze_stays_frozen(shared_shell):
+    text = "import gc\ngc.freeze()\nimport torch\nprint(gc.get_freeze_count() > 0)\n"
+    script = shared_shell.script("froze.py", text)
+    assert shared_shell.mpx("-qq", "--out", "froze", script).stdout == b"True\n"
 
 
 def test_a_collector_that_the_script_turned_off_stays_off(shared_shell):
