@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["LossScale", "initial"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: each pass makes one, which would take three times as long
 class LossScale:
-    """One scaler's state.
+    """One scaler's state, a value: nobody writes into it.
 
     Attributes:
         scale: Factor on the seed gradient; a power of two.
@@ -44,10 +44,10 @@ class LossScale:
         if numbers.mode != "dynamic":
             return self
         if not finite:
-            return replace(self, scale=max(self.scale * numbers.backoff_factor, numbers.min), clean=0)
+            return LossScale(max(self.scale * numbers.backoff_factor, numbers.min), 0, numbers)
         if self.clean + 1 < numbers.growth_interval:
             return LossScale(self.scale, self.clean + 1, numbers)
-        return replace(self, scale=min(self.scale * numbers.growth_factor, numbers.max), clean=0)
+        return LossScale(min(self.scale * numbers.growth_factor, numbers.max), 0, numbers)
 
     @property
     def can_fall(self) -> bool:
@@ -60,7 +60,7 @@ class LossScale:
         if self.scale <= ceiling and (numbers.mode != "dynamic" or numbers.max <= ceiling):
             return self
         lowered = replace(numbers, max=min(numbers.max, ceiling), min=min(numbers.min, ceiling))
-        return replace(self, scale=min(self.scale, ceiling), settings=lowered)
+        return LossScale(min(self.scale, ceiling), self.clean, lowered)
 
     def export_state(self) -> dict[str, float | int]:
         """Return the state as plain numbers, as it goes into a checkpoint."""
@@ -74,7 +74,7 @@ class LossScale:
         if self.settings.mode != "dynamic":
             return self
         scale = _power_of_two(float(state["scale"]), self.settings.min, self.settings.max)
-        return replace(self, scale=scale, clean=int(state["clean"]))
+        return LossScale(scale, int(state["clean"]), self.settings)
 
 
 def initial(settings: LossScaleSettings) -> LossScale:

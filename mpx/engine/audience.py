@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Audience"]
 
-MOMENTS = ("called", "around", "passed", "stepped", "snapshot")
+MOMENTS = ("called", "around", "passed", "went_wrong", "stepped", "snapshot")
 NOTHING = nullcontext()
 
 
@@ -43,6 +43,8 @@ class Audience:
     def around(self, root: nn.Module) -> AbstractContextManager[Any]:
         """Return the contexts of all monitors for the work of an outermost call, as one."""
         listeners = self._listeners["around"]
+        if not listeners:
+            return NOTHING
         contexts = []
         for monitor, listen in listeners:
             try:

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._guards import TracingContext
 
+from mpx.engine.compiled import is_tracing
 from mpx.engine.earlier import Earlier
 from mpx.engine.gradients import clear_, non_finite, non_finite_flags, read
 from mpx.engine.leaves import graded
 from mpx.engine.scales import caller_site
 from mpx.engine.widened import of_insides
-from mpx.monitors import Seen, is_one_number
+from mpx.monitors import Seen
 
 if TYPE_CHECKING:
     from torch.autograd.graph import GradientEdge
@@ -51,7 +51,8 @@ class Backward:
         running: Running,
         ranks: Ranks,
         *,
-        around: Callable[[], AbstractContextManager[Any]],
+        held: Callable[[], AbstractContextManager[None]],
+        around: Callable[[], AbstractContextManager[None]],
         judged: Callable[[Seen], None],
         report: Report,
         checks: bool,
@@ -65,7 +66,8 @@ class Backward:
             flags: Receives the leaves that overflowed.
             running: Holds the pass that the engine is at, for the hooks.
             ranks: Says what the ranks that share gradients make of a pass together.
-            around: Context for the engine's run: no autocast, working copies in place.
+            held: Context for the engine's run: working copies in place.
+            around: Another, inside that: no autocast.
             judged: Told of each pass after its gradients are true again.
             report: Tells substitutions.
             checks: Whether gradients are looked at; off at O0, where nothing is touched.
@@ -73,7 +75,7 @@ class Backward:
         """
         self._scales, self._leaves, self._flags, self._running = scales, leaves, flags, running
         self._ranks = ranks
-        self._around, self._judged, self._report = around, judged, report
+        self._held, self._around, self._judged, self._report = held, around, judged, report
         self._checks, self._skips = checks, skips
         self._true_losses: Callable[[Sequence[Tensor]], tuple[Tensor, ...]] | None = None
 
@@ -102,48 +104,50 @@ class Backward:
                 scaled = _scaled(roots, seeds, scale)
                 original(tuple(roots), scaled, retain_graph, create_graph, inputs=inputs)
 
-            if not self._checks:
-                self._observe(roots, lambda: run(1.0))
-            else:
+            if self._checks:
                 self._pass(run, roots, self._targets(roots, inputs), create_graph=create_graph)
+            else:
+                self._observe(run, roots)
             return None
 
         return backward
 
-    def _observe(self, roots: list[Tensor], run: Callable[[], None]) -> None:
+    def _observe(self, run: Callable[[float], None], roots: list[Tensor]) -> None:
         site = caller_site()
-        losses = self._true_losses(roots) if self._true_losses else tuple(root.detach() for root in roots)
-        run()
-        number = _number_in_host_memory(losses)
+        seen = roots if self._true_losses is None else self._true_losses(roots)
+        number, losses = _looked_at(seen)
+        run(1.0)
         if number is not None:
             finite = math.isfinite(number)
         else:
-            on_cpu = all(loss.device.type == "cpu" for loss in losses)
+            on_cpu = all(loss.is_cpu for loss in losses)
             finite = not any(read(non_finite_flags(losses))) if on_cpu else True
-        self._judged(Seen(site, 1.0, losses, loss_finite=finite, number=number))
+        self._judged(Seen(site, 1.0, losses, finite, number=number))
 
     def _pass(
         self, run: Callable[[float], None], roots: list[Tensor], leaves: list[Tensor], *, create_graph: bool
     ) -> None:
         site = caller_site()
         scale = self._presentable(self._scales.enter(site, roots[0]).scale)
-        losses = tuple([root.detach() for root in roots])
-        number = _number_in_host_memory(losses)
-        flagged = self._flags.begin_pass(leaves)
+        number, losses = _looked_at(roots)
+        flagged = self._flags.begin_pass(leaves) if self._flags.raised else []
         earlier = Earlier(leaves, scale, set_aside=create_graph, flagged=flagged)
+        ranks = self._ranks if self._ranks.exist() else None
         now = self._running.begin(scale)
         try:
-            begun = self._ranks.begin_pass(leaves)
+            begun = ranks.begin_pass(leaves) if ranks else None
             try:
-                with self._around():
+                with self._held(), self._around():
                     run(scale)
             finally:  # also of a pass that fails: what it left must be true
-                self._ranks.end_pass(begun)
-                if self._ranks.vetoed:
-                    flagged = []  # what they said of earlier passes is in this one, on every rank
+                if ranks and begun:
+                    ranks.end_pass(begun)
+                    if ranks.vetoed:
+                        flagged = []  # what they said of earlier passes is in this one, on every rank
                 added_to = earlier.added_to() if flagged else []
-                finite = self._settle(leaves, losses, number, earlier, {id(leaf) for leaf in flagged}, now)
-                self._flags.raise_for(added_to)  # accumulation may have replaced the tensor that was flagged
+                finite = self._settle(leaves, losses, number, earlier, flagged, now)
+                if added_to:  # accumulation may have replaced the tensor that was flagged
+                    self._flags.raise_for(added_to)
         finally:
             self._running.end(now)
         if now.zeroed and not self._ranks.judges_later:  # there it is the gradient for the stage before
@@ -151,7 +155,7 @@ class Backward:
                 "zeroed-gradients",
                 "overflowed gradients set to 0 where no torch optimizer steps: an update by hand adds nothing",
             )
-        shared = self._ranks.agree(site, now.bad, loss_finite=finite)
+        shared = ranks.agree(site, now.bad, loss_finite=finite) if ranks else None
         if shared is not None:
             finite = shared.loss_finite
             self._flags.lower(shared.alone)  # the others step, so this rank does: with zeros there
@@ -177,7 +181,7 @@ class Backward:
         losses: tuple[Tensor, ...],
         number: float | None,
         earlier: Earlier,
-        flagged: set[int],
+        flagged: list[Tensor],
         now: RunningPass,
     ) -> bool:
         """Make gradients true, flag those that overflowed, and return whether the losses were finite.
@@ -187,14 +191,17 @@ class Backward:
         filled = graded(leaves)
         flags = earlier.make_true(filled, now.replaced)
         if number is None or self._ranks.touched_shards:
-            flags, of_losses = self._ranks.together(flags, non_finite_flags(losses))
+            bad_loss = number is not None and not math.isfinite(number)
+            of_losses = non_finite_flags(losses) if number is None else [torch.tensor(float(bad_loss))]
+            flags, of_losses = self._ranks.together(flags, of_losses)
             answers = read([*flags, *of_losses])
             overflowed, loss_finite = any(answers[: len(flags)]), not any(answers[len(flags) :])
         else:
             overflowed, loss_finite = any(read(flags)), math.isfinite(number)
         if overflowed:
             bad = now.bad = self._ranks.bad(non_finite([leaf for leaf, _ in filled]))
-            new = [leaf for leaf in bad if id(leaf) not in flagged]
+            before = {id(leaf) for leaf in flagged}
+            new = [leaf for leaf in bad if id(leaf) not in before]
             now.overflowed += new
             if new:  # and not what an open window keeps
                 stepped = self._leaves.stepped() if self._skips else None
@@ -225,7 +232,7 @@ class Backward:
                 return original(outputs, inputs, grad_outputs, retain_graph, *args, **kwargs)
             # a stage that splits its pass keeps what this finds, and makes the gradients of weights of it
             if not self._scales.in_force or self._ranks.judges_later:
-                with self._around():
+                with self._held(), self._around():
                     return original(outputs, inputs, grad_outputs, retain_graph, *args, **kwargs)
             site = caller_site()
             state = self._scales.enter(site, roots[0], counts=False)
@@ -235,7 +242,7 @@ class Backward:
                 retry = roots_finite and state.can_fall
                 now = self._running.begin(scale)
                 try:
-                    with self._around():
+                    with self._held(), self._around():
                         scaled = _scaled(roots, seeds, scale)
                         found = original(
                             roots, inputs, scaled, retain_graph or retry or None, *args, **kwargs
@@ -266,11 +273,9 @@ class Backward:
 
 def _is_part_of_another(roots: list[Tensor]) -> bool:
     """Whether a call is no pass of the script's: re-entrant checkpointing, `torch.func`, a compiler at its tracing."""
-    return (
-        torch._C._current_graph_task_id() != -1
-        or TracingContext.try_get() is not None
-        or any(torch._C._functorch.is_functorch_wrapped_tensor(root) for root in roots)
-    )
+    if torch._C._current_graph_task_id() != -1 or is_tracing():
+        return True
+    return any(map(torch._C._functorch.is_functorch_wrapped_tensor, roots))
 
 
 def _is_edge(value: Tensor | GradientEdge | Sequence[Any]) -> bool:
@@ -287,13 +292,15 @@ def _seeds(roots: list[Any], given: Any) -> list[Tensor | None] | None:
     Instead of the list None, for edges of the graph, and where torch would want a seed and raise.
     """
     seeds: list[Tensor | None]
-    seeds = [given] if isinstance(given, Tensor) else [None] * len(roots) if given is None else list(given)
+    seeds = [None] * len(roots) if given is None else [given] if isinstance(given, Tensor) else list(given)
     if len(seeds) != len(roots) or not roots:
         return None
-    for root, seed in zip(roots, seeds, strict=True):
+    for place, root in enumerate(roots):
         if not isinstance(root, Tensor):
             return None
-        if seed is None and not (root.requires_grad and root.numel() == 1 and root.is_floating_point()):
+        if seeds[place] is None and not (
+            root.requires_grad and root.numel() == 1 and root.is_floating_point()
+        ):
             return None
     return seeds
 
@@ -302,15 +309,16 @@ def _scaled(roots: list[Tensor], seeds: list[Tensor | None], scale: float) -> tu
     """Return the seeds of a pass that is multiplied by `scale`: the graph stays as the script built it."""
     if scale == 1.0:
         return tuple(seeds)
-    return tuple(
-        torch.full_like(root, scale) if seed is None else seed * scale
-        for root, seed in zip(roots, seeds, strict=True)
-    )
+    scaled = []
+    for root, seed in zip(roots, seeds, strict=True):
+        scaled.append(torch.full_like(root, scale) if seed is None else seed * scale)
+    return tuple(scaled)
 
 
-def _number_in_host_memory(losses: tuple[Tensor, ...]) -> float | None:
-    """Return the loss where reading it waits for no device, and it is one number."""
-    loss = losses[0]
-    if loss.is_cpu and type(loss) is Tensor and is_one_number(losses):
-        return float(loss.item())
-    return None
+def _looked_at(losses: Sequence[Tensor]) -> tuple[float | None, tuple[Tensor, ...]]:
+    """Return the loss where it is one number, and reading it waits for no device; elsewhere the losses, detached."""
+    if len(losses) == 1:
+        (loss,) = losses
+        if loss.is_cpu and type(loss) is Tensor and loss.numel() == 1 and not loss.is_complex():
+            return loss.item(), ()
+    return None, tuple([loss.detach() for loss in losses])

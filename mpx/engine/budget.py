@@ -65,6 +65,7 @@ class Budget:
         self._scales, self._floor = scales, policy.loss_scale.min
         self._emit, self._peak_bytes = emit, peak_bytes
         self._asks_loss = any(gate.measure.name == "final_loss" for gate in self._gates)
+        self.watches: bool = bool(self._most or self._gates)  # else it need not be told anything
         self._counts = _Counts()
         self._warm: dict[Gate, _Counts] = {}
         self._loss: float | None = None
@@ -76,8 +77,6 @@ class Budget:
         Raises:
             SystemExit: An expression of `abort_on` is true.
         """
-        if not self._gates:
-            return
         counts = self._counts
         counts.passes += 1
         counts.overflows += one.kind == "backward_inf"
@@ -92,8 +91,6 @@ class Budget:
         Raises:
             SystemExit: That was the last step, or an expression of `abort_on` is true.
         """
-        if not (self._most or self._gates):
-            return
         counts = self._counts
         counts.steps += 1
         counts.skipped += step.skipped
@@ -133,7 +130,7 @@ class Budget:
     def _read_loss(self, one: Pass) -> None:
         if not one.seen.loss_finite:
             self._loss = math.nan
-        elif one.seen.losses[0].device.type == "cpu" or self._counts.passes % LOSS_READ_EVERY == 0:
+        elif all(loss.is_cpu for loss in one.seen.losses) or self._counts.passes % LOSS_READ_EVERY == 0:
             self._loss = one.seen.value
 
     def _leave(self, reason: str, text: str, code: int, told: str) -> None:

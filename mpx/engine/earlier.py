@@ -34,16 +34,16 @@ class Earlier:
         """
         self._scale, self._differentiable = scale, set_aside
         self._aside: list[tuple[Tensor, Tensor]] = []
-        self._scaled: list[tuple[Tensor, Tensor]] = []
+        self._scaled: list[Tensor] = []
         self._flagged = [(leaf, grad, grad._version) for leaf in flagged if (grad := leaf.grad) is not None]
         for leaf, grad in graded(leaves):
             if set_aside or grad.requires_grad:
                 self._aside.append((leaf, grad))
                 leaf.grad = None
             else:
-                self._scaled.append((leaf, grad))
+                self._scaled.append(grad)
         if scale != 1.0 and self._scaled:
-            scale_((grad for _, grad in self._scaled), scale)
+            scale_(self._scaled, scale)
             self._flagged = [(leaf, grad, grad._version) for leaf, grad, _ in self._flagged]
 
     def added_to(self) -> list[Tensor]:
@@ -71,7 +71,7 @@ class Earlier:
             if self._scaled:
                 # a hook or a change of layout may have put another tensor in the place of one that was scaled
                 true = {id(grad) for grad in done}
-                grads.update((id(grad), grad) for _, grad in self._scaled if id(grad) not in true)
+                grads.update((id(grad), grad) for grad in self._scaled if id(grad) not in true)
             flags = unscale_(grads.values(), self._scale)
         for leaf, grad in self._aside:
             with torch.enable_grad():

@@ -36,43 +36,45 @@ def _values(grad: Tensor) -> Tensor:
 
 
 def _grouped(grads: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Return the real numbers of gradients by device and type; all of one kind, mostly."""
+    """Return the real numbers of gradients, detached, by device and type; all of one kind, mostly."""
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    strided = torch.strided
+    group: list[Tensor] = []
+    device = dtype = None
     for grad in grads:
         # a loop over every parameter of a model, in each pass: the usual kind takes the short way
-        plain = type(grad) is Tensor and grad.layout is torch.strided and not grad.requires_grad
-        numbers = grad if plain else _values(grad).detach()
-        if numbers.is_complex():
-            numbers = torch.view_as_real(numbers)
-        key = numbers.device, numbers.dtype
-        if key in groups:
-            groups[key].append(numbers)
+        if type(grad) is Tensor and grad.layout is strided and not grad.requires_grad:
+            numbers = grad
         else:
-            groups[key] = [numbers]
+            numbers = _values(grad).detach()
+        if numbers.dtype is not dtype or numbers.device != device:
+            if numbers.is_complex():
+                numbers = torch.view_as_real(numbers)
+            device, dtype = numbers.device, numbers.dtype
+            group = groups.setdefault((device, dtype), [])
+        group.append(numbers)
     return list(groups.values())
 
 
 def scale_(grads: Iterable[Tensor], factor: float) -> None:
     """Multiply gradients in place; exact for a power of two."""
-    with torch.no_grad():
-        for group in _grouped(grads):
-            torch._foreach_mul_(group, factor)
+    for group in _grouped(grads):
+        torch._foreach_mul_(group, factor)
 
 
 def unscale_(grads: Iterable[Tensor], scale: float) -> list[Tensor]:
     """Divide gradients by `scale` in place and return flags for `read`: whether any was infinite or NaN."""
     flags = []
-    with torch.no_grad():
-        for group in _grouped(grads):
-            device = group[0].device
-            if group[0].dtype is torch.float64:  # the kernel takes FP32 and half only
-                torch._foreach_mul_(group, 1.0 / scale)
-                largest = torch.stack(torch._foreach_norm(group, float("inf")))
-                flags.append(_flag(torch.isfinite(largest)))
-            else:
-                flag = torch.zeros((), dtype=torch.float32, device=device)
-                torch._amp_foreach_non_finite_check_and_unscale_(group, flag, _inverse(scale, device))
-                flags.append(flag)
+    for group in _grouped(grads):
+        if group[0].dtype is torch.float64:  # the kernel takes FP32 and half only
+            torch._foreach_mul_(group, 1.0 / scale)
+            largest = torch.stack(torch._foreach_norm(group, float("inf")))
+            flags.append(_flag(torch.isfinite(largest)))
+        else:
+            inverse = _inverse(scale, group[0].device)
+            flag = torch.zeros_like(inverse)
+            torch._amp_foreach_non_finite_check_and_unscale_(group, flag, inverse)
+            flags.append(flag)
     return flags
 
 
@@ -144,7 +146,7 @@ class Flags:
     """
 
     def __init__(self) -> None:
-        self._flags: dict[int, _Flag] = {}
+        self.raised: dict[int, _Flag] = {}  # by id of the leaf; empty while nothing overflows
 
     def raise_for(self, leaves: Sequence[Tensor], *, by_scale: bool | None = None) -> None:
         """Flag the present gradient of each leaf.
@@ -155,18 +157,18 @@ class Flags:
         """
         for leaf in leaves:
             if leaf.grad is not None:
-                before = self._flags.get(id(leaf))
+                before = self.raised.get(id(leaf))
                 known = before is not None and before.by_scale
-                self._flags[id(leaf)] = _Flag(
+                self.raised[id(leaf)] = _Flag(
                     weakref.ref(leaf), weakref.ref(leaf.grad), known if by_scale is None else by_scale
                 )
-        for key in [key for key, flag in self._flags.items() if flag.leaf() is None]:
-            del self._flags[key]
+        for key in [key for key, flag in self.raised.items() if flag.leaf() is None]:
+            del self.raised[key]
 
     def lower(self, leaves: Iterable[Tensor]) -> None:
         """Forget what is known of these leaves."""
         for leaf in leaves:
-            self._flags.pop(id(leaf), None)
+            self.raised.pop(id(leaf), None)
 
     def expose(
         self,
@@ -194,16 +196,14 @@ class Flags:
         self.raise_for([leaf for leaf in overflowed if id(leaf) in stepped], by_scale=by_scale)
         for leaf in overflowed:
             if stepped.get(id(leaf)) is False:
-                self._flags[id(leaf)].cleared = True
+                self.raised[id(leaf)].cleared = True
                 clear_([leaf.grad])
         unstepped = [leaf.grad for leaf in filled if id(leaf) not in stepped]
         clear_(unstepped)
         return bool(unstepped)
 
     def among(self, leaves: Iterable[Tensor]) -> list[Tensor]:
-        """Return those of `leaves` whose gradient is flagged. Free while nothing overflows."""
-        if not self._flags:
-            return []
+        """Return those of `leaves` whose gradient is flagged."""
         return [leaf for leaf in leaves if self._alive(leaf)]
 
     def reach(self, leaves: Iterable[Tensor]) -> list[Tensor]:
@@ -212,12 +212,10 @@ class Flags:
         A script mixes gradients of several optimizers (one norm that clips them all): what is not finite then is so
         by the flagged one, and is flagged as well.
         """
-        if not self._flags:
-            return []
         leaves = list(leaves)
         flagged = self.among(leaves)
         known = {id(leaf) for leaf in flagged}
-        everywhere = [leaf for flag in self._flags.values() if (leaf := flag.leaf()) is not None]
+        everywhere = [leaf for flag in self.raised.values() if (leaf := flag.leaf()) is not None]
         if any(self._alive(leaf) for leaf in everywhere):
             mixed = non_finite(leaf for leaf in leaves if id(leaf) not in known)
             self.raise_for(mixed, by_scale=True)
@@ -226,7 +224,7 @@ class Flags:
 
     def explain(self, grads: Sequence[Tensor]) -> bool:
         """Return whether what is not finite among these gradients is the loss scale's doing."""
-        known = {id(flag.grad()) for flag in self._flags.values() if flag.by_scale}
+        known = {id(flag.grad()) for flag in self.raised.values() if flag.by_scale}
         bad = read(non_finite_flags(grads))
         return any(bad) and all(id(grad) in known for grad, is_bad in zip(grads, bad, strict=True) if is_bad)
 
@@ -234,19 +232,19 @@ class Flags:
         """Note that a step was skipped for these leaves, and clear what overflowed: nothing may add to it."""
         leaves = list(leaves)
         for leaf in leaves:
-            self._flags[id(leaf)].cleared = self._flags[id(leaf)].spent = True
+            self.raised[id(leaf)].cleared = self.raised[id(leaf)].spent = True
         clear_(leaf.grad for leaf in leaves)
 
     def begin_pass(self, leaves: Iterable[Tensor]) -> list[Tensor]:
         """Return those of `leaves` that are flagged, before a backward pass adds to them; forget spent flags."""
         flagged = self.among(leaves)
         for leaf in flagged:
-            if self._flags[id(leaf)].spent:
-                del self._flags[id(leaf)]
-        return [leaf for leaf in flagged if id(leaf) in self._flags]
+            if self.raised[id(leaf)].spent:
+                del self.raised[id(leaf)]
+        return [leaf for leaf in flagged if id(leaf) in self.raised]
 
     def _alive(self, leaf: Tensor) -> bool:
-        flag = self._flags.get(id(leaf))
+        flag = self.raised.get(id(leaf))
         if flag is None:
             return False
         grad = leaf.grad
@@ -260,5 +258,5 @@ class Flags:
             zeroed = not bool(_values(grad).detach().count_nonzero().item())  # NaN counts as nonzero
             if flag.cleared or not zeroed:
                 return True
-        del self._flags[id(leaf)]
+        del self.raised[id(leaf)]
         return False

@@ -45,7 +45,7 @@ class Journal:
         self._begun = False
         self._ended = False
         self._wait_s = 0.0
-        self._last = time.monotonic()
+        self._last = self._due = time.monotonic()
 
     @property
     def of_child(self) -> bool:
@@ -74,9 +74,11 @@ class Journal:
 
     def tick(self, *, urgent: bool = False) -> None:
         """Write a snapshot when the last one is old enough."""
-        if time.monotonic() - self._last >= (min(AT_OVERFLOW_S, self._wait_s) if urgent else self._wait_s):
+        now = time.monotonic()
+        if now >= self._due or (urgent and now >= self._last + AT_OVERFLOW_S):
             self.snapshot()
             self._wait_s = min(max(2.0 * self._wait_s, FIRST_WAIT_S), self._interval_s)
+            self._due = self._last + self._wait_s
 
     def snapshot(self) -> None:
         """Write a snapshot now."""

@@ -71,7 +71,7 @@ class Judge:
             kind = "backward_inf" if seen.overflowed else None
         one = Pass(number, step, seen, kind, None if module is None else self._names.of_module(module))
         if kind is None:
-            self._accept(seen, number)
+            self._accept(seen)
         elif self._adjusts:
             self._mend(one, module)
         if self._adjusts:
@@ -83,17 +83,21 @@ class Judge:
         seen = one.seen
         if seen.sticky:
             return
-        finite = (
-            {None: True, "backward_inf": False}.get(one.kind) if seen.shared is None else seen.shared.finite
-        )
+        finite: bool | None
+        if seen.shared is not None:
+            finite = seen.shared.finite
+        else:  # a loss that was not finite says nothing of the scale
+            finite = True if one.kind is None else False if one.kind == "backward_inf" else None
         if finite is not None:
             self._scales.judge(seen.site, finite=finite, backward=one.number)
 
-    def _accept(self, seen: Seen, number: int) -> None:
-        self._watch.disarm(seen.site)
+    def _accept(self, seen: Seen) -> None:
+        if self._watch.armed:
+            self._watch.disarm(seen.site)
         if seen.sticky:
             return
-        self._bad_in_a_row[seen.site] = 0
+        if self._bad_in_a_row:
+            self._bad_in_a_row.pop(seen.site, None)
         if self._adjusts:
             self._statistics.accept()
 
@@ -123,13 +127,13 @@ class Judge:
             )
 
     def look_at_collapse(self, one: Pass) -> None:
-        """Say so once when nothing but non-finite passes came for as long as the preset allows, or stop the script.
+        """Say so once when nothing but passes such as this came for as long as the preset allows, or stop the script.
 
         Raises:
             CollapseError: The preset's `collapse.action` is "stop".
         """
         in_a_row = self._bad_in_a_row[one.seen.site]
-        if one.kind is None or in_a_row != self._policy.collapse.after:
+        if in_a_row != self._policy.collapse.after:
             return
         half = self._policy.dtype
         wider = "" if half == "bfloat16" else "`--dtype bfloat16` or "
@@ -140,7 +144,7 @@ class Judge:
             "backward_inf": f"gradients are not finite at a loss scale of {one.seen.scale:g}: "
             f"try {wider}`--opt-level O0`, to see whether FP32 trains",
         }
-        text = f"{in_a_row} backward passes in a row were not finite (at {one.seen.site}): {causes[one.kind]}"
+        text = f"{in_a_row} backward passes in a row were not finite (at {one.seen.site}): {causes[str(one.kind)]}"
         if self._policy.collapse.action == "stop":
             raise CollapseError(text, hint="`--on-collapse warn` lets the run go on")
         if one.seen.site not in self._told_of_collapse:

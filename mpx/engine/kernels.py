@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from threading import active_count
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -172,11 +173,13 @@ def compute_float32(rule: Rule, device: Device, report: Report) -> Kernel:
     op, excluded, tell = overload(rule.op), _excluded(device), _teller(rule, device, report)
     reroute = reroute_of(op._schema.name.removeprefix("aten::"), rule.facts["direction"])
     compute, spares = reroute.compute, reroute.spares
-    as_half = _torchs_own(rule, device) or half_type(rule, device, report)
+    as_half = half_type(rule, device, report)
+    torchs_own = _torchs_own(rule, device) or as_half
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if spares is not None and spares(*args):
-            return as_half(*args, **kwargs)
+            # torch's waits for a lock, and holds Python's meanwhile: in a second thread who has it may wait for that
+            return (torchs_own if active_count() == 1 else as_half)(*args, **kwargs)
         half = torch.get_autocast_dtype(device.type)
         with excluded():
             args = tuple([_as(half, value) for value in args])

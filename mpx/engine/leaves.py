@@ -21,8 +21,9 @@ from mpx.engine.structure import modules_of, tensors
 from mpx.engine.widened import keep_grad, notes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable
 
+    from torch.autograd.graph import Node
 
 __all__ = ["Leaves", "graded"]
 
@@ -44,21 +45,18 @@ def graded(leaves: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
 class _Alive(Generic[Thing]):
     """Objects by identity, in the order in which they came, as long as they live; asked in every pass, hence a dict."""
 
-    __slots__ = ("_by_id",)
+    __slots__ = ("by_id",)
 
     def __init__(self) -> None:
-        self._by_id: dict[int, weakref.ref[Thing]] = {}
+        self.by_id: dict[int, weakref.ref[Thing]] = {}
 
     def add(self, thing: Thing) -> None:
-        known, key = self._by_id, id(thing)
+        known, key = self.by_id, id(thing)
         if key not in known:
             known[key] = weakref.ref(thing, lambda _: known.pop(key, None))
 
-    def __contains__(self, thing: Thing) -> bool:
-        return id(thing) in self._by_id
-
-    def __iter__(self) -> Iterator[Thing]:
-        return (thing for one in list(self._by_id.values()) if (thing := one()) is not None)
+    def alive(self) -> list[Thing]:
+        return [thing for one in list(self.by_id.values()) if (thing := one()) is not None]
 
 
 class _Here(threading.local):
@@ -97,44 +95,47 @@ class Leaves:
         """Remember a tensor that gets a gradient."""
         self._here.others[id(tensor)] = weakref.ref(tensor)
 
-    def saw_call(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Remember the tree of an outermost call, and what is upstream of its inputs.
+    def saw_root(self, root: nn.Module) -> None:
+        """Remember the tree of an outermost call.
 
-        Also of a call without gradients: re-entrant checkpointing makes one, and has its gradients later.
+        Also of a call without gradients, if it can have any: re-entrant checkpointing makes one, and has them later.
         """
-        if not torch.is_grad_enabled():
-            if any(parameter.requires_grad for parameter in root.parameters()):
-                self._saw_root(root)
-            return
-        self._saw_root(root)
-        given = args if not kwargs and all(type(arg) is Tensor for arg in args) else tensors((args, kwargs))
-        inputs = [t for t in given if t.requires_grad]
-        if inputs:
-            self._walk(inputs)
-
-    def _saw_root(self, root: nn.Module) -> None:
-        if root not in self._here.roots:
+        if id(root) not in self._here.roots.by_id and (
+            torch.is_grad_enabled() or any(parameter.requires_grad for parameter in root.parameters())
+        ):
             self._roots.add(root)
             self._here.roots.add(root)
 
+    def saw_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Remember what is upstream of the inputs of an outermost call with gradients."""
+        if len(args) == 1 and not kwargs and type(args[0]) is Tensor:  # mostly so
+            if args[0].requires_grad:
+                self._walk(args)
+            return
+        inputs = [t for t in tensors((args, kwargs)) if t.requires_grad]
+        if inputs:
+            self._walk(inputs)
+
     def saw_output(self, root: nn.Module, output: Any) -> None:
         """Mark the graph nodes at which a later walk may stop; at the first calls, survey what is behind them."""
-        outputs = [tensor for tensor in tensors(output) if tensor.grad_fn is not None]
-        if not outputs:
+        found = (output,) if type(output) is Tensor else tensors(output)
+        nodes = [node for tensor in found if (node := tensor.grad_fn) is not None]
+        if not nodes:
             return
-        if root not in self._surveyed:
+        if id(root) not in self._surveyed.by_id:
             self._surveys[root] = number = self._surveys.get(root, 0) + 1
             if number == SURVEYED_CALLS:
                 self._surveyed.add(root)
-            self._walk(outputs, registered={id(p) for m in modules_of(root) for p in m._parameters.values()})
+            self._walk_from(
+                nodes, registered={id(p) for m in modules_of(root) for p in m._parameters.values()}
+            )
         mark = weakref.ref(root)
-        for tensor in outputs:
-            if tensor.grad_fn is not None:
-                notes_of(tensor.grad_fn)[MARK] = mark
+        for node in nodes:
+            notes_of(node)[MARK] = mark
 
     def saw_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Remember an optimizer; its groups are read anew at each backward pass."""
-        if optimizer not in self._here.optimizers:
+        if id(optimizer) not in self._here.optimizers.by_id:
             self._optimizers.add(optimizer)
             self._here.optimizers.add(optimizer)
 
@@ -144,7 +145,7 @@ class Leaves:
         A class of the script's may use gradients before its step, as the first step of SAM does.
         """
         found: dict[int, bool] = {}
-        for optimizer in self._optimizers:
+        for optimizer in self._optimizers.alive():
             own = type(optimizer).__module__.startswith("torch.optim")
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -153,49 +154,60 @@ class Leaves:
 
     def roots(self) -> list[nn.Module]:
         """Return the outermost modules that are alive, in the order of their first call."""
-        return list(self._roots)
+        return self._roots.alive()
 
     def of(self, roots: Iterable[Tensor]) -> list[Tensor]:
-        """Return every leaf whose gradient a backward pass from `roots` may change, each once."""
+        """Return every tensor whose `.grad` a backward pass from `roots` may change, each once."""
         self._walk(roots)
-        found: dict[int, Tensor] = {}
-        for root in self._here.roots:
-            for module in modules_of(root):
-                for parameter in module._parameters.values():
-                    if parameter is not None and parameter.is_leaf:
-                        found[id(parameter)] = parameter
-        for optimizer in self._here.optimizers:
+        here = self._here
+        found = _registered(here.roots.alive())
+        for optimizer in here.optimizers.alive():
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     found[id(parameter)] = parameter
-        for key, reference in list(self._here.others.items()):
-            leaf = reference()
-            if leaf is None:
-                del self._here.others[key]
-            else:
-                found[key] = leaf
+        if here.others:
+            for key, reference in list(here.others.items()):
+                leaf = reference()
+                if leaf is None:
+                    del here.others[key]
+                else:
+                    found[key] = leaf
         return list(found.values())
 
-    def _walk(self, roots: Iterable[Tensor], registered: Collection[int] = ()) -> None:
-        stack = []
+    def _walk(self, roots: Iterable[Tensor]) -> None:
+        nodes = []
         for root in roots:
-            if root.grad_fn is not None:
-                stack.append(root.grad_fn)
+            node = root.grad_fn
+            if node is not None:
+                nodes.append(node)
             elif root.requires_grad:
                 self.saw_tensor(root)
-        seen = set(stack)
-        while stack:
-            node = stack.pop()
+        self._walk_from(nodes)
+
+    def _walk_from(self, nodes: list[Node], registered: Collection[int] = ()) -> None:
+        found, seen = list(nodes), set(nodes)
+        for node in found:  # grows while it is walked
             variable = getattr(node, "variable", None)
             if variable is not None and id(variable) not in registered:  # AccumulateGrad
                 self.saw_tensor(variable)
             mark = notes_of(node).get(MARK)
             if mark is not None:
                 root = mark()
-                if root is not None:  # another thread may have called it
+                if root is not None and id(root) not in self._here.roots.by_id:  # another thread called it
                     self._here.roots.add(root)
                 continue
             for following, _ in node.next_functions:
                 if following is not None and following not in seen:
                     seen.add(following)
-                    stack.append(following)
+                    found.append(following)
+
+
+def _registered(roots: Iterable[nn.Module]) -> dict[int, Tensor]:
+    """Return the parameters of module trees, by id."""
+    found: dict[int, Tensor] = {}
+    for root in roots:
+        for module in modules_of(root):
+            for parameter in module._parameters.values():
+                if parameter is not None and parameter.is_leaf:
+                    found[id(parameter)] = parameter
+    return found

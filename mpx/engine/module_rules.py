@@ -57,21 +57,18 @@ class ModuleRules:
         """Whether the preset keeps the weights of any module FP32."""
         return self.any_named or self._keep_batchnorm
 
-    def unseen(self, parts: list[nn.Module]) -> list[nn.Module]:
-        """Return the modules that no tree had yet that was learned."""
-        return [part for part in parts if id(part) not in self._keeps]
-
-    def learn(self, root: nn.Module, parts: list[nn.Module] | None = None) -> None:
-        """Look at the tree of an outermost call, if it has anything not seen before."""
-        parts = modules_of(root) if parts is None else parts
-        if id(root) in self._roots and not self.unseen(parts):
-            return
-        self._roots.add(id(root))
-        if self._patterns:
-            for top in (root, *_containing(root)):
-                self._match_names(top)
-        for part in parts:
-            self._see(part)
+    def learn(self, root: nn.Module, parts: list[nn.Module] | None = None) -> list[nn.Module]:
+        """Look at the tree of an outermost call, and return what of it was not seen before."""
+        known = self._keeps
+        new = [part for part in parts or modules_of(root) if id(part) not in known]
+        if new or id(root) not in self._roots:
+            self._roots.add(id(root))
+            if self._patterns:
+                for top in (root, *_containing(root)):
+                    self._match_names(top)
+            for part in new:
+                self._see(part)
+        return new
 
     # dynamo runs this when it traces a call, instead of tracing into it: names are matched by regular expressions
     learn._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 __all__ = ["Place", "Placement", "in_transform", "traced"]
 
 Make: TypeAlias = Callable[[Tensor], Tensor]
+NEVER = (-1, 0)  # version and address
 
 
 def in_transform() -> bool:
@@ -21,12 +22,11 @@ def in_transform() -> bool:
 
 
 class Place(NamedTuple):
-    """A parameter, and where a module has it. Does not keep the module alive."""
+    """Where a module has a parameter. Does not keep the module alive."""
 
-    module: weakref.ref[nn.Module]
     parameters: dict[str, nn.Parameter | None]
     name: str
-    own: Tensor
+    module: weakref.ref[nn.Module]
 
 
 class Placement:
@@ -38,27 +38,28 @@ class Placement:
 
     def __init__(self, places: Iterable[tuple[nn.Module, str, Tensor]], make: Make) -> None:
         self._make = make
-        self._stand_ins: dict[int, _StandIn] = {}
-        self._places: list[tuple[Place, _StandIn]] = []
-        self._taken: list[
-            tuple[Place, _StandIn]
-        ] = []  # those that were free: another placement may hold some
         # tensors of inference mode have no version, those of a transform of `torch.func` no address
         stateless = torch.is_inference_mode_enabled() or in_transform()
+        self._stand_ins: dict[int, _StandIn] = {}
+        # those that were free when placed: another placement may hold some
+        self._taken: list[tuple[Place, _StandIn]] = []
+        stand_ins = self._stand_ins
         for module, name, own in places:
-            stand_in = self._stand_ins.get(id(own))
+            stand_in = stand_ins.get(id(own))
             if stand_in is None:
-                stand_in = self._stand_ins[id(own)] = _StandIn(own, stateless=stateless)
-            self._places.append((Place(weakref.ref(module), module._parameters, name, own), stand_in))
+                stand_in = stand_ins[id(own)] = _StandIn(own, stateless=stateless)
+            stand_in.places.append(Place(module._parameters, name, weakref.ref(module)))
 
     def place(self) -> None:
         """Put the stand-ins where their parameters are."""
+        make, taken = self._make, self._taken
         for stand_in in self._stand_ins.values():
-            stand_in.refresh(self._make)
-        for place, stand_in in self._places:
-            if place.parameters.get(place.name) is place.own:
-                place.parameters[place.name] = stand_in.tensor  # type: ignore[assignment]
-                self._taken.append((place, stand_in))
+            own, tensor = stand_in.own, stand_in.refreshed(make)
+            for place in stand_in.places:
+                parameters, name, _ = place
+                if parameters.get(name) is own:
+                    parameters[name] = tensor  # type: ignore[assignment]
+                    taken.append((place, stand_in))
 
     def withdraw(self, *, compare: bool = False) -> list[Place]:
         """Put the parameters back, and return the places of those that the script changed meanwhile.
@@ -68,25 +69,26 @@ class Placement:
         """
         edited = []
         for place, stand_in in self._taken:
-            present = place.parameters.get(place.name)
+            parameters, name, _ = place
+            present = parameters.get(name)
             if present is stand_in.tensor:
-                place.parameters[place.name] = place.own  # type: ignore[assignment]
+                parameters[name] = stand_in.own  # type: ignore[assignment]
             elif isinstance(present, nn.Parameter) and present.dtype is stand_in.tensor.dtype:
                 # made of stand-ins by the script, whose parameter had another type here
-                present.data = present.data.to(place.own.dtype)
+                present.data = present.data.to(stand_in.own.dtype)
                 edited.append(place)
         self._taken.clear()
-        written = {id(s.own) for s in self._stand_ins.values() if s.is_written(self._make, compare=compare)}
-        if written:
-            edited += [place for place, _ in self._places if id(place.own) in written]
-            for key in written:
-                self._stand_ins[key].write_back(self._make)
+        make = self._make
+        for stand_in in self._stand_ins.values():
+            if stand_in.is_written(make, compare=compare):
+                edited += stand_in.places
+                stand_in.write_back(make)
         return edited
 
     def clear(self) -> None:
         """Forget everything; what is placed stays where it is."""
-        for held in (self._places, self._taken, self._stand_ins):
-            held.clear()
+        self._taken.clear()
+        self._stand_ins.clear()
 
 
 @contextmanager
@@ -108,15 +110,17 @@ def traced(places: Iterable[tuple[nn.Module, str, Tensor]], make: Make) -> Itera
 class _StandIn:
     """One parameter's stand-in. A write shows in the version counter, an assignment to `.data` in the address."""
 
-    __slots__ = ("_made_from", "_made_with", "_tracked", "own", "tensor")
+    __slots__ = ("_made_from", "_made_with", "_tracked", "own", "places", "tensor")
 
     def __init__(self, own: Tensor, *, stateless: bool) -> None:
         self.own = self.tensor = own
-        self._made_from = self._made_with = (-1, 0)
+        self.places: list[Place] = []
+        self._made_from = self._made_with = NEVER
         # what functional_call, transforms of torch.func or distributed wrappers put there has no state of its own
         self._tracked = type(own) is nn.Parameter and not stateless and not own.is_inference()
 
-    def refresh(self, make: Make) -> None:
+    def refreshed(self, make: Make) -> Tensor:
+        """Return the stand-in of the parameter as it is now."""
         own = self.own
         if not self._tracked:
             if self.tensor is own:
@@ -125,6 +129,7 @@ class _StandIn:
             self.tensor = tensor = make(own)
             self._made_from = state
             self._made_with = tensor._version, tensor.data_ptr()
+        return self.tensor
 
     def is_written(self, make: Make, *, compare: bool) -> bool:
         if not self._tracked:

@@ -84,6 +84,9 @@ class Ranks:
         self._veto = self._vetoed = False
         self._later: Waiting | None = None
         self.passes = 0  # that were judged together
+        # whether there may be others: without a process group nothing is shared, and nobody is to be asked
+        self.exist: Callable[[], bool]
+        self.exist = distributed.is_initialized if distributed.is_available() else lambda: False
 
     def shards(self, module: nn.Module) -> None:
         """A module's parameters are sharded by FSDP2."""
@@ -270,10 +273,13 @@ class Ranks:
         bad, loss_bad = _largest(told, [stage.group, *dict.fromkeys(shared)]).tolist()
         return bool(bad), bool(loss_bad)
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether verdicts wait for gradients to be shared."""
+        return bool(self._waiting) and bool(self._window)
+
     def left_alone(self, optimizer: Optimizer) -> dict[str, bool]:
         """Return the verdicts of a window that ends with a step and no reduction: each rank trains for itself."""
-        if not self._window:
-            return {}
         held = {id(p) for replica in self._window for p in replica.parameters()}
         if not any(id(p) in held for group in optimizer.param_groups for p in group["params"]):
             return {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,7 +11,6 @@ if TYPE_CHECKING:
 __all__ = ["Running", "RunningPass"]
 
 
-@dataclass(eq=False)
 class RunningPass:
     """One pass.
 
@@ -25,12 +23,15 @@ class RunningPass:
         zeroed: Whether gradients that no optimizer steps were zeroed, as something had overflowed.
     """
 
-    scale: float
-    thread: int
-    overflowed: list[Tensor] = field(default_factory=list)
-    replaced: list[Tensor] = field(default_factory=list)
-    bad: list[Tensor] = field(default_factory=list)
-    zeroed: bool = False
+    __slots__ = ("bad", "overflowed", "replaced", "scale", "thread", "zeroed")
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+        self.thread = threading.get_ident()
+        self.overflowed: list[Tensor] = []
+        self.replaced: list[Tensor] = []
+        self.bad: list[Tensor] = []
+        self.zeroed = False
 
 
 class Running:
@@ -41,7 +42,7 @@ class Running:
 
     def begin(self, scale: float) -> RunningPass:
         """Return a pass that runs until `end`."""
-        one = RunningPass(scale, threading.get_ident())
+        one = RunningPass(scale)
         self._passes.append(one)
         return one
 

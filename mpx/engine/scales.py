@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import sysconfig
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,7 +33,7 @@ LARGEST_FP16_SEED = 2.0**15  # the seed has the type of the loss, and 2^16 is in
 SIGNATURE_LENGTH = 6
 INTERNAL = tuple(str(Path(str(package.__file__)).parent) + os.sep for package in (torch, mpx))
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
+STANDARD = str(Path(os.__file__).parent) + os.sep
 
 
 def caller_site() -> str:
@@ -44,15 +43,17 @@ def caller_site() -> str:
     led there comes first: it is what tells one loss from another.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _internal(frame.f_code.co_filename):
+    while frame is not None and _internal(path := frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:
         return "unknown"
+    line = _line(path, frame.f_lineno)
+    if not _installed(path):
+        return line
     calling = frame
     while calling.f_back is not None and _installed(calling.f_code.co_filename):
         calling = calling.f_back
-    line = _line(frame.f_code.co_filename, frame.f_lineno)
-    if calling is frame or _installed(calling.f_code.co_filename):
+    if _installed(calling.f_code.co_filename):
         return line
     return f"{_line(calling.f_code.co_filename, calling.f_lineno)} ({line})"
 
@@ -180,7 +181,8 @@ class Scales:
         found = self._sites.get(site)
         if found is None:
             found = self._sites[site] = self._new_site(site, loss, ceiling)
-        found.move(found.state.at_most(ceiling), self._backward)
+        if ceiling < math.inf:
+            found.move(found.state.at_most(ceiling), self._backward)
         if counts:
             self._latest = site
             self._ran.add(site)
@@ -219,6 +221,9 @@ class Scales:
         entry = self._sites[site]
         before, after = entry.state.scale, entry.state.after(finite=finite)
         entry.overflows += not finite
+        if after.scale == before:
+            entry.state = after
+            return after
         entry.growths += after.scale > before
         entry.backoffs += after.scale < before
         self.falls += after.scale < before

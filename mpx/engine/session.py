@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -100,9 +100,10 @@ class Session:
             policy,
             rules,
             self._adoption(),
+            called=self._called,
             began=self._began,
-            ended=self._ended,
-            around=self._around_call,
+            ended=self.leaves.saw_output,
+            around=lambda module: self._audience.around(module),  # noqa: PLW0108 - another one after a fork
             report=self._substitutions.tell,
         )
         self.functions: ScriptFunctions = ScriptFunctions(self.region)
@@ -142,7 +143,8 @@ class Session:
             self._flags,
             running,
             self.ranks,
-            around=self._around_backward,
+            held=self._working.in_place_for_backward if self._working is not None else nullcontext,
+            around=self.region.disabled,
             judged=self._judged,
             report=tell,
             checks=self._casts,
@@ -242,40 +244,33 @@ class Session:
             self._half_model.convert(p for group in optimizer.param_groups for p in group["params"])
             guard_optimizer(optimizer, self.policy.optimizer, self._substitutions.tell)
 
+    def _called(self, module: nn.Module) -> None:
+        self.leaves.saw_root(module)
+        self._audience.tell("called", module)
+
     def _began(
         self, module: nn.Module, parts: list[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        self.leaves.saw_call(module, args, kwargs)
-        if self._casts and module.training and torch.is_grad_enabled():
-            self._statistics.before_call(parts)
-        self._audience.tell("called", module)
-
-    def _ended(self, module: nn.Module, inputs: tuple[Any, Any], output: Any) -> None:
-        if self._casts:
-            self.leaves.saw_output(module, output)
-        if self.region.watch is not None:
-            self.region.watch(module, inputs, output)
-
-    def _around_call(self, module: nn.Module) -> AbstractContextManager[Any]:
-        return self._audience.around(module)
-
-    def _around_backward(self) -> AbstractContextManager[None]:
-        return self.region.disabled() if self._working is None else self._on_copies(self._working)
-
-    @contextmanager
-    def _on_copies(self, working: WorkingCopies) -> Iterator[None]:
-        with working.in_place_for_backward(), self.region.disabled():
-            yield
+        if torch.is_grad_enabled():
+            self.leaves.saw_inputs(args, kwargs)
+            if module.training:
+                self._statistics.before_call(parts)
 
     def _judged(self, seen: Seen) -> None:
         """A backward pass returned and its gradients are true."""
         if self._working is not None:
             self._working.drop()
-        one = self._judge.judge(seen, number=self._progress.backwards + 1, step=self._progress.attempted)
+        progress = self._progress
+        one = self._judge.judge(seen, number=progress.backwards + 1, step=progress.attempted)
+        wrong = one.kind is not None
         self._audience.tell("passed", one)
-        self._tick(urgent=one.kind is not None)
-        self._budget.passed(one)  # may end the script, as the next may
-        self._judge.look_at_collapse(one)
+        if wrong:
+            self._audience.tell("went_wrong", one)
+        self._tick(urgent=wrong)
+        if self._budget.watches:
+            self._budget.passed(one)  # may end the script, as the next may
+        if wrong:
+            self._judge.look_at_collapse(one)
 
     def _judged_together(self, site: str, finite: bool) -> None:  # noqa: FBT001 - the verdict itself
         """The stages of a pipeline have one verdict on what this process ran at a call site."""
@@ -283,8 +278,9 @@ class Session:
 
     def _before_step(self, optimizer: Optimizer) -> None:
         self.leaves.saw_optimizer(optimizer)
-        for site, finite in self.ranks.left_alone(optimizer).items():
-            self.scales.judge(site, finite=finite)
+        if self.ranks.accumulates:
+            for site, finite in self.ranks.left_alone(optimizer).items():
+                self.scales.judge(site, finite=finite)
         if self._working is not None:
             self._working.drop()
         if self._half_model is not None:
@@ -293,7 +289,8 @@ class Session:
     def _stepped(self, step: Step) -> None:
         self._audience.tell("stepped", step)
         self._tick(urgent=step.skipped)
-        self._budget.stepped(step)  # may end the script
+        if self._budget.watches:
+            self._budget.stepped(step)  # may end the script
 
     def handing_over(self, module: nn.Module) -> None:
         """DDP or FSDP2 takes a module: a type that changed later would leave its hooks and shards behind."""

@@ -6,7 +6,6 @@ import atexit
 import multiprocessing.util
 import os
 from pathlib import Path
-from typing import Any
 
 from mpx.engine.journal import Journal
 from mpx.engine.session import Session
@@ -27,17 +26,9 @@ def start(run_dir: Path) -> Session:
     preset, _ = directory.read_preset()
     policy = Policy.from_dict(preset)
     hand_over(directory.read_op_groups())
-    journal: Journal
-
-    def emit(event: str, **fields: Any) -> None:
-        journal.emit(event, **fields)
-
-    def tick(*, urgent: bool = False) -> None:
-        journal.begin()
-        journal.tick(urgent=urgent)
-
-    session = Session(policy, emit, tick)
-    journal = Journal(run_dir, policy.flush_interval_s, session.summary)
+    session: Session
+    journal = Journal(run_dir, policy.flush_interval_s, lambda: session.summary())  # noqa: PLW0108 - made next
+    session = Session(policy, journal.emit, journal.tick)
     session.install()
     if not journal.of_child:
         journal.begin()

@@ -37,7 +37,7 @@ class StatisticsGuard:
     def before_call(self, parts: Iterable[nn.Module]) -> None:
         """Copy what an outermost call in training mode is about to change; `parts` are the modules of its tree."""
         for module in parts:
-            if not (isinstance(module, _NormBase) and module.training) or module in self._kept:
+            if not isinstance(module, _NormBase) or not module.training or module in self._kept:
                 continue
             statistics = module.running_mean
             if statistics is not None and not isinstance(

@@ -79,12 +79,12 @@ class Stepping:
 
     def wrap_step(self, inner: Call) -> Call:
         """Return the `step` of one class."""
-        here = self._here
+        here, is_compiling = self._here, torch.compiler.is_compiling
 
         @wraps(inner)
         def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             # `super().step()`, or an optimizer inside an optimizer, is no step of its own
-            if here.depth or torch.compiler.is_compiling():
+            if here.depth or is_compiling():
                 return inner(optimizer, *args, **kwargs)
             here.depth = 1
             try:
@@ -119,11 +119,11 @@ class Stepping:
         if overflowed and self._skips:
             self._skip(optimizer, overflowed)
             return None
-        idle = all(parameter.grad is None for parameter in _parameters(optimizer))
+        updates = _has_gradient(optimizer)
         with self._around():
             result = inner(optimizer, *args, **kwargs)
-        if not idle:  # a step without any gradient changes nothing: neither an update nor an overflow
-            self._after(Step(optimizer, skipped=False, overflowed=tuple(overflowed)))
+        if updates:  # a step without any gradient changes nothing: neither an update nor an overflow
+            self._after(Step(optimizer, False, tuple(overflowed)))
         return result
 
     def _step_with_closure(
@@ -187,7 +187,7 @@ class Stepping:
 
     def overflowed(self, optimizer: Optimizer) -> list[Tensor]:
         """Return the parameters of an optimizer whose gradient overflowed, and is as the pass left it."""
-        return self._flags.reach(_parameters(optimizer))
+        return self._flags.reach(_parameters(optimizer)) if self._flags.raised else []
 
     def will_skip(self, grads: Sequence[Tensor]) -> bool:
         """Return whether gradients are not finite by the loss scale alone, so that their step is to be skipped."""
@@ -196,6 +196,14 @@ class Stepping:
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _has_gradient(optimizer: Optimizer) -> bool:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                return True
+    return False
 
 
 def wrapped_classes(root: type) -> list[type]:

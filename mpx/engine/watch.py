@@ -29,7 +29,7 @@ class ForwardWatch:
 
     def __init__(self, region: Region) -> None:
         self._region = region
-        self._armed: set[str] = set()
+        self.armed: set[str] = set()  # call sites
         self._found: nn.Module | None = None
         self._taken = False  # found belongs to a forward pass that is over; another pass may still ask for it
         self._last: nn.Module | None = None
@@ -37,13 +37,13 @@ class ForwardWatch:
 
     def arm(self, site: str) -> None:
         """Watch the forward passes that follow."""
-        self._armed.add(site)
+        self.armed.add(site)
         self._region.watch = self._look
 
     def disarm(self, site: str) -> None:
         """Stop watching on behalf of this site."""
-        self._armed.discard(site)
-        if not self._armed:
+        self.armed.discard(site)
+        if not self.armed:
             self._region.watch = self._found = self._last = None
             self.in_a_row = 0
 

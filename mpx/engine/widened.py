@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from functools import wraps
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,7 +27,8 @@ INNER = "mpx_inner"
 
 def notes_of(node: Node) -> dict[str, Any]:
     """Return what Python code has noted on a node of the graph; it lives as long as the node."""
-    return cast("dict[str, Any]", node.metadata)
+    # a property; torch's annotation says a method
+    return node.metadata  # type: ignore[return-value]
 
 
 def widen(tensor: Tensor, half: torch.dtype) -> Tensor:
@@ -35,15 +36,17 @@ def widen(tensor: Tensor, half: torch.dtype) -> Tensor:
     if tensor.dtype is not half:
         return tensor
     face = tensor.float()
-    if face.grad_fn is not None and tensor.grad_fn is not None:
-        notes_of(face.grad_fn)[INNER] = tensor
+    node = face.grad_fn
+    if node is not None and tensor.grad_fn is not None:
+        notes_of(node)[INNER] = tensor
     return face
 
 
 def inner(tensor: Tensor) -> Tensor:
     """Return the half tensor behind a face; of any other tensor, itself."""
     node = tensor.grad_fn
-    return tensor if node is None else cast("Tensor", notes_of(node).get(INNER, tensor))
+    behind: Tensor = tensor if node is None else notes_of(node).get(INNER, tensor)
+    return behind
 
 
 def of_insides(grad: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., tuple[Tensor | None, ...]]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["Monitor", "Pass", "Seen", "Shared", "Step", "is_one_number"]
 
 
-# Made once a pass or a step, and therefore of kinds that are made fast.
+# Some are made once a pass or a step, and therefore of the kind that is made fastest.
 
 
 class Shared(NamedTuple):
@@ -37,13 +37,13 @@ class Seen:
     Attributes:
         site: Call site in the script.
         scale: The loss scale that it ran with.
-        losses: The detached roots, true.
+        losses: The detached roots, true; empty where `number` is known from the beginning.
         loss_finite: Whether every root was finite; True where nobody looked (O0 on an accelerator, to save the wait).
         overflowed: Leaves whose gradients became infinite or NaN in this pass. Empty in a window that had overflowed
             before: the first overflow speaks for all.
         sticky: Whether the pass added to a gradient that had overflowed before.
         shared: What the ranks that share gradients agreed on; None where this process trains for itself.
-        number: The loss, once somebody has read it.
+        number: The loss, where it is one real number and somebody has read it.
     """
 
     site: str
@@ -68,7 +68,8 @@ def is_one_number(losses: tuple[Tensor, ...]) -> bool:
     return len(losses) == 1 and losses[0].numel() == 1 and not losses[0].is_complex()
 
 
-class Pass(NamedTuple):
+@dataclass(slots=True)
+class Pass:
     """A judged backward pass.
 
     Attributes:
@@ -86,7 +87,8 @@ class Pass(NamedTuple):
     module: str | None = None
 
 
-class Step(NamedTuple):
+@dataclass(slots=True)
+class Step:
     """One call of `Optimizer.step`.
 
     Attributes:
@@ -112,6 +114,9 @@ class Monitor:
 
     def passed(self, one: Pass) -> None:
         """A backward pass was judged."""
+
+    def went_wrong(self, one: Pass) -> None:
+        """That pass was not clean."""
 
     def stepped(self, step: Step) -> None:
         """An optimizer stepped, or was made to skip."""

@@ -31,21 +31,20 @@ class Overflows(Monitor):
         self._where, self._emit = where, emit
         self._counts = {"loss_nan": 0, "forward_inf": 0, "backward_inf": 0}
 
-    def passed(self, one: Pass) -> None:
-        if one.kind is None:
-            return
-        self._counts[one.kind] += 1
+    def went_wrong(self, one: Pass) -> None:
+        kind = str(one.kind)
+        self._counts[kind] += 1
         if sum(self._counts.values()) > MOST_EVENTS:
             return
         module, parameter = one.module, None
-        if one.kind == "backward_inf" and one.seen.overflowed:
+        if kind == "backward_inf" and one.seen.overflowed:
             module, parameter = self._where(one.seen.overflowed)
         self._emit(
             "overflow",
             backward=one.number,
             step=one.step,
             scale=one.seen.scale,
-            kind=one.kind,
+            kind=kind,
             module=module,
             parameter=parameter,
             site=one.seen.site,

@@ -22,15 +22,11 @@ class Progress(Monitor):
     def __init__(self) -> None:
         self.forwards = 0
         self.backwards = 0
+        self.attempted = 0  # steps of all optimizers
         self.longest_skip_run = 0
         self._skip_run = 0
         self._rows: list[dict[str, Any]] = []
         self._row_of: weakref.WeakKeyDictionary[Optimizer, dict[str, Any]] = weakref.WeakKeyDictionary()
-
-    @property
-    def attempted(self) -> int:
-        """Steps of all optimizers so far."""
-        return sum(row["attempted"] for row in self._rows)
 
     def called(self, root: nn.Module) -> None:
         self.forwards += 1
@@ -42,9 +38,14 @@ class Progress(Monitor):
         row = self._row_of.get(step.optimizer)
         if row is None:
             row = self._row_of[step.optimizer] = self._new_row(type(step.optimizer).__name__)
+        self.attempted += 1
         row["attempted"] += 1
-        row["skipped" if step.skipped else "applied"] += 1
-        self._skip_run = self._skip_run + 1 if step.skipped else 0
+        if not step.skipped:
+            row["applied"] += 1
+            self._skip_run = 0
+            return
+        row["skipped"] += 1
+        self._skip_run += 1
         self.longest_skip_run = max(self.longest_skip_run, self._skip_run)
 
     def _new_row(self, kind: str) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class Durations:
             self._kept = [self._kept[i + choose(1)] for i in range(0, len(self._kept), 2)]
             self._stride *= 2
         self._at = 0
-        self._pick = self._generator.randrange(self._stride)
+        self._pick = self._generator.randrange(self._stride) if self._stride > 1 else 0
 
     def quantile(self, q: float) -> float | None:
         """Return the smallest kept duration that at least `q` (0 to 1) of the kept ones do not exceed."""

@@ -94,9 +94,9 @@ def test_the_floor_is_that_of_the_preset(budget):
 
 def test_the_loss_is_asked_where_it_costs_nothing(budget):
     """On an accelerator only every so often: reading it waits for the device."""
-    for device, passes in (("cpu", 1), ("cuda", LOSS_READ_EVERY)):
+    for in_host_memory, passes in ((True, 1), (False, LOSS_READ_EVERY)):
         one = budget("final_loss>10")
-        loss = SimpleNamespace(device=SimpleNamespace(type=device))
+        loss = SimpleNamespace(is_cpu=in_host_memory)
         for _ in range(passes - 1):
             one.passed(Pass(seen=Seen(losses=(loss,), value=11.0)))
         with pytest.raises(SystemExit):

@@ -54,6 +54,8 @@ def test_ten_million_steps_leave_a_record_below_five_megabytes_and_constant_memo
             scales.judge("long.py:3", finite=False, backward=number)
         for monitor in monitors:
             monitor.passed(one)
+            if overflowed:
+                monitor.went_wrong(one)
             monitor.stepped(skipped if overflowed else applied)
         if number % (STEPS // SNAPSHOTS) == 0:
             summary = {"scalers": scales.snapshot()}

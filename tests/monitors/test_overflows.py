@@ -9,7 +9,10 @@ def passed(monitor, number, kind, *, module=None, overflowed=(), value=2.0):
     seen = Seen(
         "train.py:1", 64.0, (torch.tensor(value),), loss_finite=kind == "backward_inf", overflowed=overflowed
     )
-    monitor.passed(Pass(number, number - 1, seen, kind, module))
+    one = Pass(number, number - 1, seen, kind, module)
+    monitor.passed(one)
+    if kind is not None:
+        monitor.went_wrong(one)
 
 
 def make():
