@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
+# Processes side by side, each with one thread of its own: `make test ARGS='--numprocesses 0'` runs in one.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast lint format schemas bench check clean
@@ -24,10 +26,10 @@ demo: install ## train a small GPT on real text under mpx, about a minute on two
 	$(BIN)/mpx run --opt-level O1 scripts/train_gpt.py --steps 400 $(ARGS)
 
 test: install ## run every test that this machine can run
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-fast: install ## run the tests that are not marked slow
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
 
 lint: install ## check style, format and types; changes nothing
 	$(BIN)/ruff check .
