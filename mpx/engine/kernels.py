@@ -122,9 +122,11 @@ def half_type(rule: Rule, device: Device, report: Report) -> Kernel:
     op, excluded = overload(rule.op), _excluded(device)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        cast = _caster(torch.get_autocast_dtype(device.type))
+        half = torch.get_autocast_dtype(device.type)
         with excluded():
-            return op(*map(cast, args), **{name: cast(value) for name, value in kwargs.items()})
+            if kwargs:
+                kwargs = {name: _as(half, value) for name, value in kwargs.items()}
+            return op(*[_as(half, value) for value in args], **kwargs)
 
     return kernel
 
