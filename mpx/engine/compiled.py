@@ -113,7 +113,7 @@ def _codes(owner: ModuleType | type) -> Iterator[CodeType]:
     home = owner.__name__ if isinstance(owner, ModuleType) else owner.__module__
     for value in list(vars(owner).values()):
         for part in (value, *(getattr(value, name, None) for name in ("__func__", "fget", "__wrapped__"))):
-            if isinstance(part, FunctionType):
+            if isinstance(part, FunctionType) and part.__module__ == home:
                 yield from _with_inner(part.__code__)
         if isinstance(value, type) and value.__module__ == home:
             yield from _codes(value)

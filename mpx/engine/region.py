@@ -170,7 +170,10 @@ class Region:
                 return original(module, *args, **kwargs)
             if here.inside:
                 if (
-                    holds or self.watch is not None or rules.any_named or isinstance(module, ScriptModule)
+                    (holds and id(module) not in here.tree)
+                    or self.watch is not None
+                    or rules.any_named
+                    or isinstance(module, ScriptModule)
                 ) and torch._C._get_tracing_state() is None:
                     return self._nested(original, module, args, kwargs)
                 return original(module, *args, **kwargs)
