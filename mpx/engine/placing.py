@@ -13,10 +13,6 @@ from torch import Tensor, nn
 __all__ = ["Place", "Placement", "in_transform", "traced"]
 
 Make: TypeAlias = Callable[[Tensor], Tensor]
-# Where a module has a parameter: its parameters, the name, and itself, not to be kept alive. One is made for each
-# parameter in each call, and anything but a tuple takes ten times as long.
-Place: TypeAlias = tuple[dict[str, "nn.Parameter | None"], str, "weakref.ref[nn.Module]"]
-NEVER = (-1, 0)  # version and address
 
 
 def in_transform() -> bool:
@@ -36,25 +32,24 @@ class Placement:
         # tensors of inference mode have no version, those of a transform of `torch.func` no address
         stateless = torch.is_inference_mode_enabled() or in_transform()
         self._stand_ins: dict[int, _StandIn] = {}
-        # those that were free when placed: another placement may hold some
-        self._taken: list[tuple[Place, _StandIn]] = []
-        stand_ins = self._stand_ins
+        self._places: list[Place] = []
+        stand_ins, held = self._stand_ins, self._places
         for module, name, own in places:
             stand_in = stand_ins.get(id(own))
             if stand_in is None:
                 stand_in = stand_ins[id(own)] = _StandIn(own, stateless=stateless)
-            stand_in.places.append((module._parameters, name, weakref.ref(module)))
+            held.append(Place(module, name, stand_in))
 
     def place(self) -> None:
         """Put the stand-ins where their parameters are."""
-        make, taken = self._make, self._taken
+        make = self._make
         for stand_in in self._stand_ins.values():
-            own, tensor = stand_in.own, stand_in.refreshed(make)
-            for place in stand_in.places:
-                parameters, name, _ = place
-                if parameters.get(name) is own:
-                    parameters[name] = tensor  # type: ignore[assignment]
-                    taken.append((place, stand_in))
+            stand_in.refresh(make)
+        for place in self._places:
+            parameters, name, stand_in = place.parameters, place.name, place.stand_in
+            if parameters.get(name) is stand_in.own:
+                parameters[name] = stand_in.tensor  # type: ignore[assignment]
+                place.taken = True
 
     def withdraw(self, *, compare: bool = False) -> list[Place]:
         """Put the parameters back, and return the places of those that the script changed meanwhile.
@@ -63,26 +58,27 @@ class Placement:
             compare: Whether to look at the numbers as well: writes through `.data` leave no trace.
         """
         edited = []
-        for place, stand_in in self._taken:
-            parameters, name, _ = place
-            present = parameters.get(name)
-            if present is stand_in.tensor:
-                parameters[name] = stand_in.own  # type: ignore[assignment]
-            elif isinstance(present, nn.Parameter) and present.dtype is stand_in.tensor.dtype:
-                # made of stand-ins by the script, whose parameter had another type here
-                present.data = present.data.to(stand_in.own.dtype)
-                edited.append(place)
-        self._taken.clear()
+        for place in self._places:
+            if place.taken:
+                place.taken = False
+                parameters, name, stand_in = place.parameters, place.name, place.stand_in
+                present = parameters.get(name)
+                if present is stand_in.tensor:
+                    parameters[name] = stand_in.own  # type: ignore[assignment]
+                elif isinstance(present, nn.Parameter) and present.dtype is stand_in.tensor.dtype:
+                    # made of stand-ins by the script, whose parameter had another type here
+                    present.data = present.data.to(stand_in.own.dtype)
+                    edited.append(place)
         make = self._make
-        for stand_in in self._stand_ins.values():
-            if stand_in.is_written(make, compare=compare):
-                edited += stand_in.places
-                stand_in.write_back(make)
+        written = [one for one in self._stand_ins.values() if one.is_written(make, compare=compare)]
+        for stand_in in written:
+            edited += [place for place in self._places if place.stand_in is stand_in]
+            stand_in.write_back(make)
         return edited
 
     def clear(self) -> None:
         """Forget everything; what is placed stays where it is."""
-        self._taken.clear()
+        self._places.clear()
         self._stand_ins.clear()
 
 
@@ -102,35 +98,58 @@ def traced(places: Iterable[tuple[nn.Module, str, Tensor]], make: Make) -> Itera
             module._parameters[name] = own  # type: ignore[assignment]
 
 
+class Place:
+    """Where a module has a parameter. Does not keep the module alive.
+
+    Attributes:
+        parameters: The module's.
+        name: The parameter's among them.
+        module: Returns the module, while it lives.
+        stand_in: Of the parameter.
+        taken: Whether the stand-in is there: another placement may have been first.
+    """
+
+    __slots__ = ("module", "name", "parameters", "stand_in", "taken")
+
+    def __init__(self, module: nn.Module, name: str, stand_in: _StandIn) -> None:
+        self.parameters, self.name, self.module = module._parameters, name, weakref.ref(module)
+        self.stand_in = stand_in
+        self.taken = False
+
+
 class _StandIn:
     """One parameter's stand-in. A write shows in the version counter, an assignment to `.data` in the address."""
 
-    __slots__ = ("_made_from", "_made_with", "_tracked", "own", "places", "tensor")
+    # versions and addresses one by one: a pair of them would be one more object for the collector of garbage
+    __slots__ = ("_address", "_own_address", "_own_version", "_tracked", "_version", "own", "tensor")
 
     def __init__(self, own: Tensor, *, stateless: bool) -> None:
         self.own = self.tensor = own
-        self.places: list[Place] = []
-        self._made_from = self._made_with = NEVER
+        self._own_version = self._version = -1
+        self._own_address = self._address = 0
         # what functional_call, transforms of torch.func or distributed wrappers put there has no state of its own
         self._tracked = type(own) is nn.Parameter and not stateless and not own.is_inference()
 
-    def refreshed(self, make: Make) -> Tensor:
-        """Return the stand-in of the parameter as it is now."""
+    def refresh(self, make: Make) -> None:
+        """Make the stand-in if there is none, or the parameter has changed."""
         own = self.own
         if not self._tracked:
             if self.tensor is own:
                 self.tensor = make(own)
-        elif self._made_from != (state := (own._version, own.data_ptr())):
-            self.tensor = tensor = make(own)
-            self._made_from = state
-            self._made_with = tensor._version, tensor.data_ptr()
-        return self.tensor
+        elif self._own_version != own._version or self._own_address != own.data_ptr():
+            self.tensor = make(own)
+            self._note()
+
+    def _note(self) -> None:
+        own, tensor = self.own, self.tensor
+        self._own_version, self._own_address = own._version, own.data_ptr()
+        self._version, self._address = tensor._version, tensor.data_ptr()
 
     def is_written(self, make: Make, *, compare: bool) -> bool:
         if not self._tracked:
             return False
         tensor = self.tensor
-        if self._made_with != (tensor._version, tensor.data_ptr()):
+        if self._version != tensor._version or self._address != tensor.data_ptr():
             return True
         if not compare:
             return False
@@ -145,8 +164,7 @@ class _StandIn:
                 own.copy_(torch.where(_different(make(own), tensor), tensor.to(own.dtype), own))
             else:
                 own.data = tensor.detach().to(own.dtype)
-        self._made_from = own._version, own.data_ptr()
-        self._made_with = tensor._version, tensor.data_ptr()
+        self._note()
 
 
 def _different(a: Tensor, b: Tensor) -> Tensor:

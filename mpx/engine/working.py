@@ -163,14 +163,14 @@ class WorkingCopies:
         return nn.Parameter(half, requires_grad=False)
 
     def _withdraw(self, placement: Placement, *, compare: bool = False) -> None:
-        for _, name, owner in placement.withdraw(compare=compare):
+        for place in placement.withdraw(compare=compare):
             # the forward writes a parameter: it stays FP32 from now on, so that nothing that is written is rounded
-            if (module := owner()) is not None:
+            if (module := place.module()) is not None:
                 self._rules.keep(module)
                 kind = type(module).__name__
                 self._report(
-                    f"written:{kind}.{name}",
-                    f"parameter `{name}` of a `{kind}` kept in FP32: its forward pass writes it",
+                    f"written:{kind}.{place.name}",
+                    f"parameter `{place.name}` of a `{kind}` kept in FP32: its forward pass writes it",
                 )
 
 
