@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 # Processes side by side, each with one thread of its own: `make test ARGS='--numprocesses 0'` runs in one.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadgroup
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast lint format schemas bench check clean

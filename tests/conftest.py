@@ -19,17 +19,8 @@ settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep together what shares its runs, and skip GPU tests where there is none.
-
-    One process runs all tests of a file, and one those of all ranks: of two such runs side by side ranks time out.
-    """
-    for item in items:
-        name = str(item.path.relative_to(REPOSITORY))
-        ranks = name.startswith("tests/distributed/")
-        item.add_marker(pytest.mark.xdist_group("ranks" if ranks else name))
-    # torch is asked only when there are such tests
+    """Skip GPU tests where there is none; asked of torch only when there are such tests."""
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if gpu:
         import torch
