@@ -211,7 +211,7 @@ def _excluded(device: Device) -> Callable[[], Any]:
 
 
 def _torchs_own(rule: Rule, device: Device) -> Kernel | None:
-    """Return torch's kernel on the autocast key, if it lists the op: it casts in C++ and keeps the casts of weights.
+    """Return torch's kernel on the autocast key, if it lists the op: it casts in C++.
 
     Called before ours takes its place. On small tensors it takes half the time of casts that Python asks for.
     """

@@ -56,7 +56,7 @@ AS_THEY_ARE = Adoption(hold=lambda root, parts: NOTHING, withdrawn=lambda: NOTHI
 class _Autocast:
     """Autocast on one device. As classes these contexts take half the time of generators, and a step enters several."""
 
-    __slots__ = ("_before", "_device_type", "_half")
+    __slots__ = ("_before", "_cached", "_device_type", "_half")
 
     def __init__(self, device_type: str, half: torch.dtype) -> None:
         self._device_type, self._half = device_type, half
@@ -64,6 +64,9 @@ class _Autocast:
     def __enter__(self) -> None:
         kind = self._device_type
         self._before = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        # a cast that is kept outlives a step inside the call, and sums the gradients of its uses in half
+        self._cached = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)
         torch.set_autocast_enabled(kind, True)
         torch.set_autocast_dtype(kind, self._half)
         torch.autocast_increment_nesting()
@@ -71,6 +74,7 @@ class _Autocast:
     def __exit__(self, *error: object) -> None:
         if torch.autocast_decrement_nesting() == 0:
             torch.clear_autocast_cache()
+        torch.set_autocast_cache_enabled(self._cached)
         torch.set_autocast_enabled(self._device_type, self._before[0])
         torch.set_autocast_dtype(self._device_type, self._before[1])
 
