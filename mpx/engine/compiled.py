@@ -69,7 +69,7 @@ class CompiledRegion:
         try:
             with (
                 self._adoption.hold(module, modules_of(module)),
-                torch.autocast(device_type, dtype=self._half),
+                torch.autocast(device_type, dtype=self._half, cache_enabled=False),  # as in `region`
             ):
                 output = original(module, *args, **kwargs)
         finally:

@@ -48,8 +48,8 @@ def _grouped(grads: Iterable[Tensor]) -> list[list[Tensor]]:
         else:
             numbers = _values(grad).detach()
         if numbers.dtype is not dtype or numbers.device != device:
-            if numbers.is_complex():
-                numbers = torch.view_as_real(numbers)
+            if numbers.is_complex():  # a real factor does to a conjugate what it does to the number
+                numbers = torch.view_as_real(numbers.conj() if numbers.is_conj() else numbers)
             device, dtype = numbers.device, numbers.dtype
             group = groups.setdefault((device, dtype), [])
         group.append(numbers)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from threading import active_count
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -180,8 +179,8 @@ def compute_float32(rule: Rule, device: Device, report: Report) -> Kernel:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if spares is not None and spares(*args):
-            # torch's waits for a lock, and holds Python's meanwhile: in a second thread who has it may wait for that
-            return (torchs_own if active_count() == 1 else as_half)(*args, **kwargs)
+            # with its cache torch's kernel waits for a lock, and holds Python's meanwhile: who has it may wait for that
+            return (as_half if torch.is_autocast_cache_enabled() else torchs_own)(*args, **kwargs)
         half = torch.get_autocast_dtype(device.type)
         with excluded():
             args = tuple([_as(half, value) for value in args])

@@ -64,7 +64,7 @@ class _Autocast:
     def __enter__(self) -> None:
         kind = self._device_type
         self._before = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        # a cast that is kept outlives a step inside the call, and sums the gradients of its uses in half
+        # a cast that is kept goes stale at a step inside the call, and sums the gradients of its uses in half
         self._cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)
         torch.set_autocast_enabled(kind, True)

@@ -147,8 +147,8 @@ class RunDirectory:
         """Return the groups of operations that the command has read; none where it left that to others."""
         with suppress(RecordError):
             groups = _read_json(self.path / "ops.json")
-            if isinstance(groups, dict):
-                return groups
+            if isinstance(groups, dict) and all(isinstance(group, dict) for group in groups.values()):
+                return {name: group for name, group in groups.items() if isinstance(group.get("ops"), dict)}
         return {}
 
     def shard(self, name: str) -> ShardWriter:

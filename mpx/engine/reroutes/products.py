@@ -129,7 +129,7 @@ def _linear_of(op: Op, args: Args, kwargs: Kwargs) -> Tensor | None:
 
 
 def _linear_is_small(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
-    return not weight.is_nested and x.numel() * weight.shape[0] < FEW
+    return not weight.is_nested and weight.dim() > 0 and x.numel() * weight.shape[0] < FEW
 
 
 def _matmul_of(op: Op, args: Args, kwargs: Kwargs) -> Tensor | None:
