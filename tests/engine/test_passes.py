@@ -206,3 +206,12 @@ def test_models_that_train_in_threads_of_their_own_leave_no_scale_behind(at_leve
         x.register_hook(seen.append)
         x.sum().backward()
         assert [grad.tolist() for grad in seen] == [[1.0, 1.0]]
+
+
+def test_a_gradient_that_is_a_conjugate_is_added_to(at_level):
+    """torch keeps a conjugate as a view with a mark, whose parts it does not show as real numbers."""
+    with at_level("O1", "loss_scale=1024"):
+        z = torch.ones(2, dtype=torch.complex64, requires_grad=True)
+        z.grad = torch.full((2,), 1 + 2j).conj()
+        (3 * z.real).sum().backward()
+        assert z.grad.tolist() == [4 - 2j, 4 - 2j]

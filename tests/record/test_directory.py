@@ -102,7 +102,7 @@ def test_the_groups_of_operations_come_back(here):
     assert RunDirectory.open(run.path).read_op_groups() == {"matmul": {"ops": {"aten::mm": None}}}
 
 
-@pytest.mark.parametrize("text", [None, "", "[]", "{"])
+@pytest.mark.parametrize("text", [None, "", "[]", "{", '{"half": 5}', '{"half": {}}'])
 def test_groups_that_are_not_there_are_left_to_who_asks(here, text):
     """They can be read where the command has read them: a run of an older mpx has none."""
     run = create(here)
