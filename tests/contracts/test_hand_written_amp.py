@@ -3,7 +3,8 @@
 Where torch's list for the CPU and ours treat the operations alike, the losses are equal to the last bit. Ours keeps
 more operations in FP32 there, as torch's list for CUDA does: for each of them the first loss is FP32's own, which the
 rewritten script misses. What a CPU computes in FP32 because its half kernels are slow is compared apart: those kernels
-round as they like.
+round as they like. The rewritten script keeps no casts of weights, as we do: else a weight of several uses has its
+gradient added up in half.
 """
 
 import itertools
