@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Audience"]
 
-MOMENTS = ("called", "around", "passed", "went_wrong", "stepped", "snapshot")
+MOMENTS = ("called", "around", "ran", "passed", "went_wrong", "asked_to_step", "stepped", "snapshot")
 NOTHING = nullcontext()
 
 
@@ -32,11 +32,11 @@ class Audience:
                 if getattr(type(monitor), moment) is not getattr(Monitor, moment):
                     self._listeners[moment].append((monitor, getattr(monitor, moment)))
 
-    def tell(self, moment: str, what: object) -> None:
+    def tell(self, moment: str, *what: object) -> None:
         """Call every listener of a moment with what there is to see."""
         for monitor, listen in self._listeners[moment]:
             try:
-                listen(what)
+                listen(*what)
             except Exception as error:  # noqa: BLE001, PERF203 - a fault of a monitor costs that monitor, never the run
                 self._dismiss(monitor, error)
 

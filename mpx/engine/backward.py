@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from mpx.engine.compiled import is_tracing
+from mpx.engine.devices import DEVICES
 from mpx.engine.earlier import Earlier
-from mpx.engine.gradients import clear_, non_finite, non_finite_flags, read
+from mpx.engine.gradients import clear_, is_one, is_one_number, non_finite, non_finite_flags, read
 from mpx.engine.leaves import graded
 from mpx.engine.scales import caller_site
 from mpx.engine.widened import of_insides
@@ -28,6 +29,7 @@ from mpx.monitors import Seen
 if TYPE_CHECKING:
     from torch.autograd.graph import GradientEdge
 
+    from mpx.engine.deferred import Deferred
     from mpx.engine.gradients import Flags
     from mpx.engine.kernels import Report
     from mpx.engine.leaves import Leaves
@@ -51,6 +53,8 @@ class Backward:
         running: Running,
         ranks: Ranks,
         *,
+        deferred: Deferred,
+        defers: Callable[[], bool],
         held: Callable[[], AbstractContextManager[None]],
         around: Callable[[], AbstractContextManager[None]],
         judged: Callable[[Seen], None],
@@ -66,6 +70,8 @@ class Backward:
             flags: Receives the leaves that overflowed.
             running: Holds the pass that the engine is at, for the hooks.
             ranks: Says what the ranks that share gradients make of a pass together.
+            deferred: Runs the passes that need not wait for an accelerator.
+            defers: Whether nothing in the session wants to know of each pass at once.
             held: Context for the engine's run: working copies in place.
             around: Another, inside that: no autocast.
             judged: Told of each pass after its gradients are true again.
@@ -74,7 +80,8 @@ class Backward:
             skips: Whether overflowed gradients are kept from the weights at this level.
         """
         self._scales, self._leaves, self._flags, self._running = scales, leaves, flags, running
-        self._ranks = ranks
+        self._ranks, self._deferred, self._defers = ranks, deferred, defers
+        self._run_ahead = {kind for kind, row in DEVICES.items() if row.fetch is not None}
         self._held, self._around, self._judged, self._report = held, around, judged, report
         self._checks, self._skips = checks, skips
         self._true_losses: Callable[[Sequence[Tensor]], tuple[Tensor, ...]] | None = None
@@ -100,7 +107,7 @@ class Backward:
             if seeds is None or _is_part_of_another(roots) or grad_variables is not None:
                 return original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
 
-            def run(scale: float) -> None:
+            def run(scale: float | Tensor) -> None:
                 scaled = _scaled(roots, seeds, scale)
                 original(tuple(roots), scaled, retain_graph, create_graph, inputs=inputs)
 
@@ -115,19 +122,29 @@ class Backward:
     def _observe(self, run: Callable[[float], None], roots: list[Tensor]) -> None:
         site = caller_site()
         seen = roots if self._true_losses is None else self._true_losses(roots)
+        if seen[0].device.type in self._run_ahead:
+            run(1.0)
+            self._deferred.observe(site, [loss.detach() for loss in seen], at_once=not self._defers())
+            return
         number, losses = _looked_at(seen)
         run(1.0)
-        if number is not None:
-            finite = math.isfinite(number)
-        else:
-            on_cpu = all(loss.is_cpu for loss in losses)
-            finite = not any(read(non_finite_flags(losses))) if on_cpu else True
-        self._judged(Seen(site, 1.0, losses, finite, number=number))
+        finite = not any(read(non_finite_flags(losses))) if number is None else math.isfinite(number)
+        self._judged(Seen(site, 1.0, finite, number=number))
 
     def _pass(
-        self, run: Callable[[float], None], roots: list[Tensor], leaves: list[Tensor], *, create_graph: bool
+        self, run: Callable[[Any], None], roots: list[Tensor], leaves: list[Tensor], *, create_graph: bool
     ) -> None:
         site = caller_site()
+        if roots[0].device.type in self._run_ahead and not create_graph and self._may_defer():
+            self._deferred.take()
+            if self._deferred.serves(site, roots, leaves):
+
+                def engine(scale: float | Tensor) -> None:
+                    with self._held(), self._around():
+                        run(scale)
+
+                self._deferred.run(engine, site, roots, leaves)
+                return
         scale = self._presentable(self._scales.enter(site, roots[0]).scale)
         number, losses = _looked_at(roots)
         flagged = self._flags.begin_pass(leaves) if self._flags.raised else []
@@ -145,7 +162,7 @@ class Backward:
                     if ranks.vetoed:
                         flagged = []  # what they said of earlier passes is in this one, on every rank
                 added_to = earlier.added_to() if flagged else []
-                finite = self._settle(leaves, losses, number, earlier, flagged, now)
+                finite, number = self._settle(leaves, losses, number, earlier, flagged, now)
                 if added_to:  # accumulation may have replaced the tensor that was flagged
                     self._flags.raise_for(added_to)
         finally:
@@ -161,7 +178,12 @@ class Backward:
             self._flags.lower(shared.alone)  # the others step, so this rank does: with zeros there
             clear_(leaf.grad for leaf in shared.alone)
         overflowed = () if added_to else tuple(now.overflowed)
-        self._judged(Seen(site, scale, losses, finite, overflowed, bool(added_to), shared, number))
+        self._judged(Seen(site, scale, finite, overflowed, bool(added_to), shared, number))
+
+    def _may_defer(self) -> bool:
+        """Whether nobody wants to know at once what a pass shows."""
+        checked = torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
+        return self._defers() and not checked and not self._ranks.exist()
 
     def _presentable(self, scale: float) -> float:
         """Return the scale of a pass: 1 where torch is to raise at a NaN, which a search for the range makes."""
@@ -183,8 +205,8 @@ class Backward:
         earlier: Earlier,
         flagged: list[Tensor],
         now: RunningPass,
-    ) -> bool:
-        """Make gradients true, flag those that overflowed, and return whether the losses were finite.
+    ) -> tuple[bool, float | None]:
+        """Make gradients true, flag those that overflowed, and return whether the losses were finite, and the loss.
 
         Waits for an accelerator, once.
         """
@@ -194,7 +216,9 @@ class Backward:
             bad_loss = number is not None and not math.isfinite(number)
             of_losses = non_finite_flags(losses) if number is None else [torch.tensor(float(bad_loss))]
             flags, of_losses = self._ranks.together(flags, of_losses)
-            answers = read([*flags, *of_losses])
+            one = [loss.reshape(()) for loss in losses] if is_one_number(losses) else []
+            answers = read([*flags, *of_losses, *one])
+            number = answers.pop() if one else number
             overflowed, loss_finite = any(answers[: len(flags)]), not any(answers[len(flags) :])
         else:
             overflowed, loss_finite = any(read(flags)), math.isfinite(number)
@@ -208,7 +232,7 @@ class Backward:
                 now.zeroed |= self._flags.expose(
                     [leaf for leaf, _ in filled], new, stepped, by_scale=loss_finite
                 )
-        return loss_finite
+        return loss_finite, number
 
     def wrap_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return the `torch.autograd.grad` of the session.
@@ -305,13 +329,20 @@ def _seeds(roots: list[Any], given: Any) -> list[Tensor | None] | None:
     return seeds
 
 
-def _scaled(roots: list[Tensor], seeds: list[Tensor | None], scale: float) -> tuple[Tensor | None, ...]:
+def _scaled(
+    roots: list[Tensor], seeds: list[Tensor | None], scale: float | Tensor
+) -> tuple[Tensor | None, ...]:
     """Return the seeds of a pass that is multiplied by `scale`: the graph stays as the script built it."""
-    if scale == 1.0:
+    if is_one(scale):
         return tuple(seeds)
     scaled = []
     for root, seed in zip(roots, seeds, strict=True):
-        scaled.append(torch.full_like(root, scale) if seed is None else seed * scale)
+        if seed is not None:
+            scaled.append(seed * scale)
+        elif isinstance(scale, Tensor):
+            scaled.append(torch.empty_like(root).copy_(scale))
+        else:
+            scaled.append(torch.full_like(root, scale))
     return tuple(scaled)
 
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["Budget"]
 
 ABORTED = 96
-LOSS_READ_EVERY = 64  # passes: reading a loss on an accelerator waits for it
 
 
 @dataclass
@@ -66,6 +65,7 @@ class Budget:
         self._emit, self._peak_bytes = emit, peak_bytes
         self._asks_loss = any(gate.measure.name == "final_loss" for gate in self._gates)
         self.watches: bool = bool(self._most or self._gates)  # else it need not be told anything
+        self.asks: bool = bool(self._gates)  # for verdicts: they must be known at once
         self._counts = _Counts()
         self._warm: dict[Gate, _Counts] = {}
         self._loss: float | None = None
@@ -92,14 +92,26 @@ class Budget:
             SystemExit: That was the last step, or an expression of `abort_on` is true.
         """
         counts = self._counts
-        counts.steps += 1
         counts.skipped += step.skipped
         counts.skips_in_a_row = counts.skips_in_a_row + 1 if step.skipped else 0
         counts.most_in_a_row = max(counts.most_in_a_row, counts.skips_in_a_row)
+        counts.steps += 1
         self._ask()
-        if 0 < self._most <= counts.steps:
+        self._end_with_the_last()
+
+    def attempted(self) -> None:
+        """An optimizer was asked to step, and nothing asks whether it did.
+
+        Raises:
+            SystemExit: That was the last step.
+        """
+        self._counts.steps += 1
+        self._end_with_the_last()
+
+    def _end_with_the_last(self) -> None:
+        if 0 < self._most <= self._counts.steps:
             asked = "`--max-steps` or the preset's `max_steps` asks"
-            self._leave("max-steps", asked, 0, f"step budget reached: {counts.steps} optimizer steps")
+            self._leave("max-steps", asked, 0, f"step budget reached: {self._counts.steps} optimizer steps")
 
     def _ask(self) -> None:
         for gate in self._gates:
@@ -128,10 +140,7 @@ class Budget:
         return values[gate.measure.name]()
 
     def _read_loss(self, one: Pass) -> None:
-        if not one.seen.loss_finite:
-            self._loss = math.nan
-        elif all(loss.is_cpu for loss in one.seen.losses) or self._counts.passes % LOSS_READ_EVERY == 0:
-            self._loss = one.seen.value
+        self._loss = one.seen.number if one.seen.loss_finite else math.nan
 
     def _leave(self, reason: str, text: str, code: int, told: str) -> None:
         if not self._told:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -14,13 +14,25 @@ from mpx.errors import DeviceError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DEVICES", "Device", "describe", "device_of"]
+    from torch import Tensor
+
+__all__ = ["DEVICES", "Arriving", "Device", "describe", "device_of"]
 
 HALF = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 AMPERE = (
     8,
     0,
 )  # the first compute capability with BF16 units; torch counts older ones as "supported" by emulation
+
+
+class Arriving(Protocol):
+    """Numbers on their way to the host."""
+
+    def ready(self) -> bool:
+        """Whether they are here. Waits for nothing."""
+
+    def numbers(self) -> list[float]:
+        """Return them; waits until they are here, and for nothing that the device was asked later."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +47,7 @@ class Device:
         peak_bytes: Peak memory of this process on it so far, in bytes.
         name: The model, for the record.
         require: Raises DeviceError when it cannot compute in a half type; may initialise the device.
+        fetch: Starts to copy a tensor of one dimension to the host; None where reading a number waits for nothing.
     """
 
     type: str
@@ -44,6 +57,7 @@ class Device:
     peak_bytes: Callable[[], int]
     name: Callable[[], str]
     require: Callable[[torch.dtype], None]
+    fetch: Callable[[Tensor], Arriving] | None = None
 
 
 def _cpu_capabilities() -> frozenset[str]:
@@ -63,6 +77,23 @@ def _cuda_require(half: torch.dtype) -> None:
             f"Received {major}.{minor}",
             hint="use `--dtype float16`",
         )
+
+
+class _FromCuda:
+    """A copy into pinned memory, which is where torch puts one that is not to block."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._copy = numbers.detach().to("cpu", non_blocking=True)
+        self._copied = torch.cuda.Event()
+        self._copied.record(torch.cuda.current_stream(numbers.device))
+
+    def ready(self) -> bool:
+        return bool(self._copied.query())
+
+    def numbers(self) -> list[float]:
+        self._copied.synchronize()
+        numbers: list[float] = self._copy.tolist()
+        return numbers
 
 
 DEVICES: dict[str, Device] = {
@@ -85,6 +116,7 @@ DEVICES: dict[str, Device] = {
             peak_bytes=torch.cuda.max_memory_allocated,
             name=torch.cuda.get_device_name,
             require=_cuda_require,
+            fetch=_FromCuda,
         ),
     )
 }

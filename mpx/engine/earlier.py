@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mpx.engine.gradients import non_finite_flags, scale_, unscale_
+from mpx.engine.gradients import is_one, non_finite_flags, scale_, unscale_
 from mpx.engine.leaves import graded
 
 if TYPE_CHECKING:
@@ -21,7 +21,12 @@ class Earlier:
     """Brings earlier gradients to the scale of a pass that begins, and all gradients back from it."""
 
     def __init__(
-        self, leaves: Iterable[Tensor], scale: float, *, set_aside: bool, flagged: Iterable[Tensor] = ()
+        self,
+        leaves: Iterable[Tensor],
+        scale: float | Tensor,
+        *,
+        set_aside: bool,
+        flagged: Iterable[Tensor] = (),
     ) -> None:
         """Prepare for a pass.
 
@@ -42,7 +47,7 @@ class Earlier:
                 leaf.grad = None
             else:
                 self._scaled.append(grad)
-        if scale != 1.0 and self._scaled:
+        if self._scaled and not is_one(scale):
             scale_(self._scaled, scale)
             self._flagged = [(leaf, grad, grad._version) for leaf, grad, _ in self._flagged]
 
@@ -62,7 +67,7 @@ class Earlier:
             done: Gradients of before that are true already.
         """
         if self._differentiable:
-            if self._scale != 1.0:
+            if not is_one(self._scale):
                 for leaf, grad in filled:
                     leaf.grad = grad * (1.0 / self._scale)
             flags = non_finite_flags(leaf.grad for leaf, _ in filled if leaf.grad is not None)

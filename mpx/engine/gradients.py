@@ -1,7 +1,7 @@
 """Scaled gradients in, true gradients out: the arithmetic on lists of `.grad`, and the flags of those that overflowed.
 
 What is asked of a device is a tensor first, a flag that is nonzero where something was infinite or NaN. `read` fetches
-all flags of a pass together: one synchronisation.
+all flags of a pass together: one synchronisation. A scale is a number, or a tensor where the host does not know it yet.
 """
 
 from __future__ import annotations
@@ -18,7 +18,18 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["Flags", "clear_", "non_finite", "non_finite_flags", "read", "scale_", "unscale_"]
+__all__ = [
+    "Flags",
+    "clear_",
+    "is_one",
+    "is_one_number",
+    "largest",
+    "non_finite",
+    "non_finite_flags",
+    "read",
+    "scale_",
+    "unscale_",
+]
 
 COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
@@ -56,13 +67,23 @@ def _grouped(grads: Iterable[Tensor]) -> list[list[Tensor]]:
     return list(groups.values())
 
 
-def scale_(grads: Iterable[Tensor], factor: float) -> None:
+def is_one(scale: float | Tensor) -> bool:
+    """Whether a scale is known to change nothing; of one on a device nobody asks."""
+    return not isinstance(scale, Tensor) and scale == 1.0
+
+
+def is_one_number(losses: Sequence[Tensor]) -> bool:
+    """Whether the roots of a pass are one real number."""
+    return len(losses) == 1 and losses[0].numel() == 1 and not losses[0].is_complex()
+
+
+def scale_(grads: Iterable[Tensor], factor: float | Tensor) -> None:
     """Multiply gradients in place; exact for a power of two."""
     for group in _grouped(grads):
         torch._foreach_mul_(group, factor)
 
 
-def unscale_(grads: Iterable[Tensor], scale: float) -> list[Tensor]:
+def unscale_(grads: Iterable[Tensor], scale: float | Tensor) -> list[Tensor]:
     """Divide gradients by `scale` in place and return flags for `read`: whether any was infinite or NaN."""
     flags = []
     for group in _grouped(grads):
@@ -71,7 +92,10 @@ def unscale_(grads: Iterable[Tensor], scale: float) -> list[Tensor]:
             largest = torch.stack(torch._foreach_norm(group, float("inf")))
             flags.append(_flag(torch.isfinite(largest)))
         else:
-            inverse = _inverse(scale, group[0].device)
+            if isinstance(scale, Tensor):
+                inverse = scale.reciprocal().to(group[0].device)
+            else:
+                inverse = _inverse(scale, group[0].device)
             flag = torch.zeros_like(inverse)
             torch._amp_foreach_non_finite_check_and_unscale_(group, flag, inverse)
             flags.append(flag)
@@ -84,6 +108,18 @@ def _inverse(scale: float, device: torch.device) -> Tensor:
         return torch.full((), 1.0 / scale, dtype=torch.float32, device=device)
 
 
+def largest(grads: Sequence[Tensor]) -> Tensor:
+    """Return the largest magnitude in each gradient, FP32, in their order; NaN where it holds one.
+
+    Args:
+        grads: Strided, FP32, at least one, on one device.
+    """
+    full = [grad for grad in grads if grad.numel()]  # of nothing there is no largest
+    norms = iter(torch._foreach_norm(full, float("inf")))
+    nothing = grads[0].new_zeros(())
+    return torch.stack([next(norms) if grad.numel() else nothing for grad in grads])
+
+
 @torch.no_grad()
 def non_finite_flags(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Return a flag for each tensor, for `read`; changes nothing."""
@@ -94,20 +130,20 @@ def _flag(finite: Tensor) -> Tensor:
     return finite.all().logical_not().to(torch.float32)
 
 
-def read(flags: Sequence[Tensor]) -> list[bool]:
-    """Return which flags are raised. Waits for each device once."""
+def read(flags: Sequence[Tensor]) -> list[float]:
+    """Return the value of each flag, or other tensor of one number. Waits for each device once."""
     if len(flags) == 1:
-        return [bool(flags[0].item())]
-    answers: dict[int, bool] = {}
+        return [flags[0].item()]
+    answers: dict[int, float] = {}
     groups: dict[torch.device, list[int]] = defaultdict(list)
     for place, flag in enumerate(flags):
         if type(flag) is Tensor and flag.device.type != "cpu":
             groups[flag.device].append(place)
         else:
-            answers[place] = bool(flag.item())
+            answers[place] = flag.item()
     for places in groups.values():
-        values = torch.stack([flags[place] for place in places]).tolist()
-        answers.update((place, bool(value)) for place, value in zip(places, values, strict=True))
+        values = torch.stack([flags[place].to(torch.float64) for place in places]).tolist()
+        answers.update(zip(places, values, strict=True))
     return [answers[place] for place in range(len(flags))]
 
 
@@ -164,6 +200,18 @@ class Flags:
                 )
         for key in [key for key, flag in self.raised.items() if flag.leaf() is None]:
             del self.raised[key]
+
+    def raise_later(
+        self, leaves: Iterable[tuple[Tensor, weakref.ref[Tensor]]], by_scale: Mapping[int, bool]
+    ) -> None:
+        """Flag the gradients that leaves had when they overflowed; what has become of them since, `among` sees.
+
+        Args:
+            leaves: And the gradient of each, not finite then.
+            by_scale: As of `raise_for`, by the id of the leaf.
+        """
+        for leaf, grad in leaves:
+            self.raised[id(leaf)] = _Flag(weakref.ref(leaf), grad, by_scale[id(leaf)])
 
     def lower(self, leaves: Iterable[Tensor]) -> None:
         """Forget what is known of these leaves."""

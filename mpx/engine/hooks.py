@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mpx.engine.gradients import non_finite_flags, read, scale_, unscale_
+from mpx.engine.gradients import is_one, non_finite_flags, read, scale_, unscale_
 from mpx.engine.structure import map_tensors, tensors
 from mpx.engine.widened import inner
 
@@ -30,7 +30,13 @@ class Hooks:
     """Wraps the methods by which a script registers hooks."""
 
     def __init__(
-        self, running: Running, flags: Flags, leaves: Leaves, region: Region, *, skips: bool
+        self,
+        running: Running,
+        flags: Flags,
+        leaves: Leaves,
+        region: Region,
+        *,
+        skips: bool,
     ) -> None:
         """Make the service.
 
@@ -41,6 +47,7 @@ class Hooks:
             region: Where forward hooks fire.
             skips: Whether overflowed gradients are kept from the weights at this level.
         """
+        self.waits: bool = False  # whether the script has asked for a hook that waits for the device
         self._running, self._flags, self._leaves, self._skips = running, flags, leaves, skips
         self._region = region
 
@@ -57,14 +64,14 @@ class Hooks:
             def true_scale(grad: Tensor) -> Tensor | None:
                 now = self._running.latest
                 scale = 1.0 if now is None else now.scale
-                if scale == 1.0 and grad.dtype not in LOW:
+                if is_one(scale) and grad.dtype not in LOW:
                     return hook(grad)
                 true = _true(grad, scale)
                 version = true._version
                 changed = hook(true)
                 if changed is None and true._version != version:
                     changed = true
-                return None if changed is None else (changed * scale).to(grad.dtype)
+                return None if changed is None else (changed * _beside(changed, scale)).to(grad.dtype)
 
             return original(inner(tensor), true_scale)
 
@@ -114,10 +121,11 @@ class Hooks:
                 returned = hook(leaf)
                 if leaf.grad is not true:
                     now.replaced.append(true)
-                if leaf.grad is not None and now.scale != 1.0:
+                if leaf.grad is not None and not is_one(now.scale):
                     _rescale(leaf, leaf.grad, now.scale)
                 return returned  # None, or torch says that it should be
 
+            self.waits = True
             return original(tensor, true_scale)
 
         return register_post_accumulate_grad_hook
@@ -135,8 +143,13 @@ class Hooks:
         return grad
 
 
-def _true(grad: Tensor, scale: float) -> Tensor:
-    return (grad.float() if grad.dtype in LOW else grad) * (1.0 / scale)
+def _true(grad: Tensor, scale: float | Tensor) -> Tensor:
+    return (grad.float() if grad.dtype in LOW else grad) * (1.0 / _beside(grad, scale))
+
+
+def _beside(grad: Tensor, scale: float | Tensor) -> float | Tensor:
+    """Return a scale where a gradient is: a model may span devices."""
+    return scale.to(grad.device) if isinstance(scale, Tensor) else scale
 
 
 class _Instead:
@@ -158,14 +171,14 @@ class _TrueScale(_Instead):
     def __call__(self, module: nn.Module, *grads: Any) -> Any:
         (running,) = self._around
         scale = 1.0 if running.latest is None else running.latest.scale
-        if scale == 1.0 and not any(grad.dtype in LOW for some in grads for grad in tensors(some)):
+        if is_one(scale) and not any(grad.dtype in LOW for some in grads for grad in tensors(some)):
             return self._hook(module, *grads)
         changed = self._hook(module, *(map_tensors(some, lambda grad: _true(grad, scale)) for some in grads))
         if changed is None:
             return None
         dtypes = [None if grad is None else grad.dtype for grad in _listed(grads[0])]
         scaled = [
-            grad if grad is None else (grad * scale).to(dtype)
+            grad if grad is None else (grad * _beside(grad, scale)).to(dtype)
             for grad, dtype in zip(_listed(changed), dtypes, strict=False)
         ]
         return scaled[0] if isinstance(changed, Tensor) else (*scaled, *_listed(changed)[len(scaled) :])
@@ -201,7 +214,7 @@ def _listed(grads: Any) -> list[Any]:
     return [grads] if isinstance(grads, Tensor) else list(grads)
 
 
-def _rescale(leaf: Tensor, grad: Tensor, scale: float) -> None:
+def _rescale(leaf: Tensor, grad: Tensor, scale: float | Tensor) -> None:
     if grad.requires_grad:
         leaf.grad = grad * scale
     else:

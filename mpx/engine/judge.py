@@ -70,6 +70,8 @@ class Judge:
         else:
             kind = "backward_inf" if seen.overflowed else None
         one = Pass(number, step, seen, kind, None if module is None else self._names.of_module(module))
+        for poisoned in seen.mended or ():
+            self._tell_of_statistics(poisoned)
         if kind is None:
             self._accept(seen)
         elif self._adjusts:
@@ -98,15 +100,19 @@ class Judge:
             return
         if self._bad_in_a_row:
             self._bad_in_a_row.pop(seen.site, None)
-        if self._adjusts:
+        if self._adjusts and seen.mended is None:
             self._statistics.accept()
+
+    def _tell_of_statistics(self, poisoned: nn.Module) -> None:
+        name = self._names.of_module(poisoned)
+        text = f"running statistics of `{name}` put back after an overflowed forward pass"
+        self._report(f"statistics:{name}", text)
 
     def _mend(self, one: Pass, module: nn.Module | None) -> None:
         self._bad_in_a_row[one.seen.site] += 1
-        for poisoned in self._statistics.restore():
-            name = self._names.of_module(poisoned)
-            text = f"running statistics of `{name}` put back after an overflowed forward pass"
-            self._report(f"statistics:{name}", text)
+        if one.seen.mended is None:
+            for poisoned in self._statistics.restore():
+                self._tell_of_statistics(poisoned)
         if one.kind == "backward_inf":
             return
         self._watch.arm(one.seen.site)

@@ -152,6 +152,10 @@ class Leaves:
                     found[id(parameter)] = found.get(id(parameter), True) and own
         return found
 
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return the optimizers that are alive."""
+        return self._optimizers.alive()
+
     def roots(self) -> list[nn.Module]:
         """Return the outermost modules that are alive, in the order of their first call."""
         return self._roots.alive()

@@ -15,7 +15,7 @@ class RunningPass:
     """One pass.
 
     Attributes:
-        scale: What its gradients are multiplied by.
+        scale: What its gradients are multiplied by; a tensor where only the device knows it.
         thread: Who asked for it.
         overflowed: Leaves of which a hook saw it before the end: the hook may have used their gradients up.
         replaced: Gradients that a hook saw, true, and then put away: nobody is to make them true again.
@@ -25,7 +25,7 @@ class RunningPass:
 
     __slots__ = ("bad", "overflowed", "replaced", "scale", "thread", "zeroed")
 
-    def __init__(self, scale: float) -> None:
+    def __init__(self, scale: float | Tensor) -> None:
         self.scale = scale
         self.thread = threading.get_ident()
         self.overflowed: list[Tensor] = []
@@ -40,7 +40,7 @@ class Running:
     def __init__(self) -> None:
         self._passes: list[RunningPass] = []
 
-    def begin(self, scale: float) -> RunningPass:
+    def begin(self, scale: float | Tensor) -> RunningPass:
         """Return a pass that runs until `end`."""
         one = RunningPass(scale)
         self._passes.append(one)

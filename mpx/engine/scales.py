@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 import mpx
+from mpx.engine.device_scale import DeviceScale
 from mpx.loss_scale import LossScale, initial
 from mpx.record.series import Thinned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import FrameType
 
     from torch import Tensor
     from torch.autograd.graph import Node
 
+    from mpx.engine.arrivals import Arrivals
     from mpx.presets.policy import LossScale as Settings
 
 __all__ = ["Scales", "caller_site"]
@@ -84,6 +86,8 @@ class _Site:
     growths: int = 0
     backoffs: int = 0
     overflows: int = 0
+    ahead: int = 0  # passes whose verdict is on its way from an accelerator
+    on_device: DeviceScale | None = None  # what that has made of them; of no meaning when there are none
 
     def __post_init__(self) -> None:
         self.init = self.lowest = self.highest = self.state.scale
@@ -108,10 +112,13 @@ class _Here(threading.local):
 
 
 class Scales:
-    """The scalers of a process by call site, and what a checkpoint and the record say of them."""
+    """The scalers of a process by call site, and what a checkpoint and the record say of them.
 
-    def __init__(self, settings: Settings, history_points: int) -> None:
-        self._settings = settings
+    Where verdicts are on their way from an accelerator, whoever asks or sets a scale here waits for them.
+    """
+
+    def __init__(self, settings: Settings, history_points: int, arrivals: Arrivals) -> None:
+        self._settings, self._arrivals = settings, arrivals
         self._begin = initial(settings)
         self._points = history_points
         self._sites: dict[str, _Site] = {}
@@ -130,28 +137,37 @@ class Scales:
     @property
     def latest(self) -> LossScale:
         """The state of the call site that ran last; before the first one, what it will begin with."""
+        self._arrivals.wait()
         return self._sites[self._latest].state if self._latest else self._begin
 
-    def lowest_since_last_asked(self) -> float:
-        """Return the lowest scale of the sites that ran since the last such question: it falls when one overflowed."""
-        scale = min((self._sites[site].state.scale for site in self._ran), default=self.latest.scale)
+    def lowest_since_last_asked(self, then: Callable[[float], None]) -> None:
+        """Call `then`, once it is known, with the lowest scale of the sites that ran since the last such question.
+
+        It falls when one of them overflowed.
+        """
+        ran = [self._sites[site] for site in self._ran]
         self._ran.clear()
-        return scale
+        self._arrivals.add(
+            None, lambda _: then(min((one.state.scale for one in ran), default=self.latest.scale))
+        )
 
     def adopt(self, scale: float, *, clean: int) -> None:
         """Set every site, present and future, to a state that the script's own GradScaler was given."""
+        self._arrivals.wait()
         state = {"scale": scale, "clean": clean}
         self._begin = self._begin.restore_state(state)
         self.adopt_at(self._sites, state)
 
     def adopt_at(self, sites: Iterable[str], state: Mapping[str, float | int]) -> None:
         """Set sites that ran to a state that the script asks for."""
+        self._arrivals.wait()
         for site in sites:
             entry = self._sites[site]
             entry.move(entry.state.restore_state(state), self._backward)
 
     def lowest_of(self, sites: Iterable[str]) -> LossScale:
         """Return the state with the lowest scale among sites that ran; of none, what the next one begins with."""
+        self._arrivals.wait()
         states = (self._sites[site].state for site in sites)
         return min(states, key=lambda state: state.scale, default=self._begin)
 
@@ -177,6 +193,7 @@ class Scales:
             loss: The first root of the pass.
             counts: Whether a script that asks for the scale means this pass too (not one inside its loss).
         """
+        self._arrivals.wait()
         ceiling = LARGEST_FP16_SEED if _seeds_half(loss) else math.inf
         found = self._sites.get(site)
         if found is None:
@@ -184,11 +201,53 @@ class Scales:
         if ceiling < math.inf:
             found.move(found.state.at_most(ceiling), self._backward)
         if counts:
-            self._latest = site
-            self._ran.add(site)
-            if self._here.noted is not None:
-                self._here.noted.sites.add(site)
+            self._note(site)
         return found.state
+
+    def _note(self, site: str) -> None:
+        self._latest = site
+        self._ran.add(site)
+        if self._here.noted is not None:
+            self._here.noted.sites.add(site)
+
+    def serves_ahead(self, site: str, loss: Tensor) -> bool:
+        """Whether `enter_ahead` has a scale for a call site; not before its first pass, which asks other sites."""
+        entry = self._sites.get(site)
+        if entry is None or (_seeds_half(loss) and entry.state.at_most(LARGEST_FP16_SEED) is not entry.state):
+            return False
+        on_device = entry.on_device
+        return not entry.ahead or on_device is None or on_device.scale.device == loss.device
+
+    def enter_ahead(self, site: str, loss: Tensor) -> float | Tensor:
+        """Return the scale for a pass whose verdict nobody will wait for; a tensor where it moves.
+
+        `leave_ahead` ends it.
+        """
+        self._note(site)
+        entry = self._sites[site]
+        if not entry.ahead:
+            moves = entry.state.settings.mode == "dynamic"
+            entry.on_device = DeviceScale(entry.state, loss.device) if moves else None
+        entry.ahead += 1
+        return entry.state.scale if entry.on_device is None else entry.on_device.scale
+
+    def move_ahead(self, site: str, overflowed: Tensor, unknown: Tensor) -> None:
+        """Move the scale on the device, as `judge` will on the host when the verdict is here.
+
+        Args:
+            site: One that `enter_ahead` knows.
+            overflowed: Bool, no dimension: whether a gradient was not finite.
+            unknown: The same: whether the pass says nothing of the scale.
+        """
+        on_device = self._sites[site].on_device
+        if on_device is not None:
+            on_device.move(overflowed, unknown)
+
+    def leave_ahead(self, site: str) -> float:
+        """Return the scale with which the oldest pass of `enter_ahead` ran: its verdict is here, or it failed."""
+        entry = self._sites[site]
+        entry.ahead -= 1
+        return entry.state.scale
 
     def _new_site(self, site: str, loss: Tensor, ceiling: float) -> _Site:
         kind = _signature(loss)
@@ -232,11 +291,13 @@ class Scales:
 
     def export_state(self) -> dict[str, dict[str, float | int]]:
         """Return the state of every site as plain numbers, for a checkpoint; the latest to begin comes last."""
+        self._arrivals.wait()
         waiting = {site: dict(state) for site, state in self._restored.items()}
         return waiting | {site: entry.state.export_state() for site, entry in self._sites.items()}
 
     def restore_state(self, states: Mapping[str, Mapping[str, float | int]]) -> None:
         """Take over the states of a checkpoint: now for sites that ran, at their first backward pass for the others."""
+        self._arrivals.wait()
         self._restored = {site: dict(state) for site, state in states.items()}
         for site, entry in self._sites.items():
             if site in self._restored:

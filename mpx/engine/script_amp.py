@@ -16,7 +16,6 @@ import torch
 from mpx.engine.devices import DEVICES, HALF
 from mpx.engine.structure import tensors
 from mpx.engine.widened import notes_of
-from mpx.monitors import Step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +48,7 @@ class ScriptAmp:
         *,
         refused: Callable[[], AbstractContextManager[None]],
         stand_back: Callable[[], None],
-        stepped: Callable[[Step], None],
+        stepped: Callable[[torch.optim.Optimizer, list[Tensor]], None],
         silent_steps: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """Make the service.
@@ -60,7 +59,7 @@ class ScriptAmp:
             report: Tells substitutions.
             refused: Context of an `autocast(enabled=False)` region.
             stand_back: Called when the script's AMP is kept and shows itself.
-            stepped: Told of the steps that a kept GradScaler decides.
+            stepped: Told of the steps that a kept GradScaler decides, with its flags: one a device.
             silent_steps: Context in which optimizers step and nobody else is told.
         """
         self._takes_over = policy.script_amp == "takeover"
@@ -218,12 +217,16 @@ class ScriptAmp:
 
     def _scale(self, scaler: GradScaler) -> float:
         """The scale as of the last `update()`: scripts compare it before and after to learn of a skipped step."""
-        return self._shown.get(scaler, self._scales.latest.scale)
+        latest = self._scales.latest  # first: it waits for what `_shown` may still learn
+        return self._shown.get(scaler, latest.scale)
+
+    def _show(self, scaler: GradScaler) -> None:
+        self._scales.lowest_since_last_asked(lambda scale: self._shown.__setitem__(scaler, scale))
 
     def _update(self, scaler: GradScaler, new_scale: float | Tensor | None = None) -> None:
         if new_scale is not None:
             self._scales.adopt(float(new_scale), clean=0)
-        self._shown[scaler] = self._scales.lowest_since_last_asked()
+        self._show(scaler)
 
     def _state_dict(self, scaler: GradScaler) -> dict[str, Any]:
         return {
@@ -237,7 +240,7 @@ class ScriptAmp:
     def _load_state_dict(self, scaler: GradScaler, state: dict[str, Any]) -> None:
         if state:  # of a disabled scaler it is empty
             self._scales.adopt(float(state["scale"]), clean=int(state.get("_growth_tracker", 0)))
-        self._shown[scaler] = self._scales.lowest_since_last_asked()
+        self._show(scaler)
 
     def _watch_scale(self, original: Call, scaler: GradScaler, outputs: Any) -> Any:
         scaled = original(scaler, outputs)
@@ -252,7 +255,7 @@ class ScriptAmp:
         with self._silent_steps():
             result = original(scaler, optimizer, *args, **kwargs)
         found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
-        self._stepped(Step(optimizer, skipped=any(bool(flag.item()) for flag in found)))
+        self._stepped(optimizer, list(found))
         return result
 
     def true_losses(self, roots: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
+from mpx.engine.arrivals import Arrivals
 from mpx.engine.audience import Audience
 from mpx.engine.backward import Backward
 from mpx.engine.budget import Budget
 from mpx.engine.checkpoints import Checkpoints
+from mpx.engine.deferred import Deferred
 from mpx.engine.devices import DEVICES, HALF
+from mpx.engine.doubts import Doubts
 from mpx.engine.functions import ScriptFunctions
-from mpx.engine.gradients import Flags
+from mpx.engine.gradients import Flags, read
 from mpx.engine.half_model import HalfModel, guard_optimizer
 from mpx.engine.hooks import Hooks
 from mpx.engine.intercepts import Intercepts
@@ -52,6 +55,7 @@ from mpx.monitors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from torch import Tensor
     from torch.optim import Optimizer
 
     from mpx.engine.kernels import Report
@@ -95,7 +99,8 @@ class Session:
         self._names = Names(self.leaves)
         self._statistics = StatisticsGuard()
 
-        self.scales: Scales = Scales(policy.loss_scale, policy.monitors.history_points)
+        self._arrivals = Arrivals()
+        self.scales: Scales = Scales(policy.loss_scale, policy.monitors.history_points, self._arrivals)
         self.region: Region = Region(
             policy,
             rules,
@@ -107,7 +112,7 @@ class Session:
             report=self._substitutions.tell,
         )
         self.functions: ScriptFunctions = ScriptFunctions(self.region)
-        watch = ForwardWatch(self.region)
+        watch = self._watch = ForwardWatch(self.region)
         self.tell: Report = self._substitutions.tell
         tell = self.tell
         self._judge = Judge(
@@ -137,12 +142,28 @@ class Session:
             report=tell,
         )
         self.reduction: Reduction = Reduction(policy.ddp.comm_dtype, applies=lambda: self._casts, report=tell)
+        doubts = Doubts(self.leaves)
+        deferred = Deferred(
+            self._arrivals,
+            self.scales,
+            self.leaves,
+            self._flags,
+            running,
+            doubts=doubts,
+            mend=self._statistics.mend,
+            ran=self._ran,
+            judged=self._judged_later,
+            report=tell,
+            skips=skips,
+        )
         self.backward: Backward = Backward(
             self.scales,
             self.leaves,
             self._flags,
             running,
             self.ranks,
+            deferred=deferred,
+            defers=lambda: not (self._budget.asks or self._watch.armed or self.hooks.waits),
             held=self._working.in_place_for_backward if self._working is not None else nullcontext,
             around=self.region.disabled,
             judged=self._judged,
@@ -152,11 +173,14 @@ class Session:
         )
         self.stepping: Stepping = Stepping(
             self._flags,
+            self._arrivals,
+            doubts,
             skips=skips,
             attempts=policy.collapse.after,
             falls=lambda: self.scales.falls,
             before=self._before_step,
             after=self._stepped,
+            ahead=self._stepped_ahead,
             around=self.region.disabled,
         )
         self.script_amp: ScriptAmp = ScriptAmp(
@@ -165,7 +189,7 @@ class Session:
             self._substitutions.tell,
             refused=self.region.refused,
             stand_back=self._stand_back,
-            stepped=self._stepped,
+            stepped=self._stepped_by_scaler,
             silent_steps=self.stepping.told_by_others,
         )
         self.checkpoints: Checkpoints = Checkpoints(self.scales)
@@ -176,11 +200,13 @@ class Session:
 
     def _start_counting(self) -> None:
         self._progress = Progress()
+        self._ahead = 0  # passes whose verdict is on its way
         self._audience = Audience([self._progress, *self._chosen_monitors()], self._lost)
         self._budget = Budget(self.policy, self.scales, emit=self._emit, peak_bytes=lambda: _peak_memory()[1])
 
     def forked(self) -> None:
         """This process is a child of the one that installed the session: count anew, and see whether it is a worker."""
+        self._arrivals.forget()
         self._start_counting()
         self.region.passive = None
 
@@ -221,9 +247,18 @@ class Session:
 
     def close(self) -> None:
         """Undo everything; torch is as before. Idempotent."""
+        self.catch_up()
         self._undo.close()
         if self._working is not None:
             self._working.drop()
+
+    def catch_up(self) -> None:
+        """Wait for what is on its way from an accelerator; one that has failed has nothing more to say."""
+        try:
+            self._arrivals.wait()
+        except Exception as error:  # noqa: BLE001 - the run is over: nobody but the record can be told
+            self._arrivals.forget()
+            self._emit("fault", where="the last verdicts", text=repr(error))
 
     def summary(self) -> dict[str, Any]:
         """Return the cumulative `snapshot` of the record."""
@@ -256,10 +291,25 @@ class Session:
             if module.training:
                 self._statistics.before_call(parts)
 
-    def _judged(self, seen: Seen) -> None:
-        """A backward pass returned and its gradients are true."""
+    def _ran(self, scale: float | Tensor) -> None:
+        """A backward pass returned and its gradients are true; the verdict is on its way."""
         if self._working is not None:
             self._working.drop()
+        self._ahead += 1
+        self._audience.tell("ran", self._progress.backwards + self._ahead, scale)
+
+    def _judged_later(self, seen: Seen) -> None:
+        """The verdict on the oldest of those is here."""
+        self._ahead -= 1
+        self._follow(seen)
+
+    def _judged(self, seen: Seen) -> None:
+        """A backward pass returned, its gradients are true, and it is known whether they are finite."""
+        if self._working is not None:
+            self._working.drop()
+        self._follow(seen)
+
+    def _follow(self, seen: Seen) -> None:
         progress = self._progress
         one = self._judge.judge(seen, number=progress.backwards + 1, step=progress.attempted)
         wrong = one.kind is not None
@@ -287,10 +337,32 @@ class Session:
             guard_optimizer(optimizer, self.policy.optimizer, self._substitutions.tell)
 
     def _stepped(self, step: Step) -> None:
-        self._audience.tell("stepped", step)
-        self._tick(urgent=step.skipped)
+        self._audience.tell("asked_to_step", step.optimizer)
+        self._count_step(step)
         if self._budget.watches:
             self._budget.stepped(step)  # may end the script
+
+    def _count_step(self, step: Step) -> None:
+        self._audience.tell("stepped", step)
+        self._tick(urgent=step.skipped)
+
+    def _stepped_ahead(self, optimizer: Optimizer, found_inf: Tensor | None) -> None:
+        """An optimizer stepped by what it was handed, or for certain; counted after the passes before it."""
+
+        def known(numbers: list[float]) -> None:
+            skipped = any(numbers)
+            if skipped:
+                self.stepping.skipped(optimizer)
+            self._count_step(Step(optimizer, skipped))
+
+        self._audience.tell("asked_to_step", optimizer)
+        self._arrivals.add(None if found_inf is None else found_inf.reshape(1), known)
+        if self._budget.watches:
+            self._budget.attempted()  # may end the script
+
+    def _stepped_by_scaler(self, optimizer: Optimizer, flags: list[Tensor]) -> None:
+        """The script's own GradScaler let an optimizer step, or not."""
+        self._stepped(Step(optimizer, skipped=any(read(flags))))
 
     def handing_over(self, module: nn.Module) -> None:
         """DDP or FSDP2 takes a module: a type that changed later would leave its hooks and shards behind."""

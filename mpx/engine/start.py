@@ -32,21 +32,25 @@ def start(run_dir: Path) -> Session:
     session.install()
     if not journal.of_child:
         journal.begin()
-    _end_with_process(journal)
+    _end_with_process(session, journal)
     os.register_at_fork(after_in_child=lambda: _continue(session, journal))
     return session
 
 
-def _end_with_process(journal: Journal) -> None:
+def _end_with_process(session: Session, journal: Journal) -> None:
     """See to the last snapshot. Children of multiprocessing leave by `os._exit`: they run finalizers, not atexit."""
-    atexit.register(journal.end)
-    _finalize(journal)
+
+    def end() -> None:
+        session.catch_up()
+        journal.end()
+
+    def finalize(_: Journal) -> None:
+        multiprocessing.util.Finalize(None, end, exitpriority=0)
+
+    atexit.register(end)
+    finalize(journal)
     # a forked child of multiprocessing forgets the finalizers that it inherited, then runs these
-    multiprocessing.util.register_after_fork(journal, _finalize)
-
-
-def _finalize(journal: Journal) -> None:
-    multiprocessing.util.Finalize(None, journal.end, exitpriority=0)
+    multiprocessing.util.register_after_fork(journal, finalize)
 
 
 def _continue(session: Session, journal: Journal) -> None:

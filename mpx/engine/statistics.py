@@ -33,6 +33,7 @@ class StatisticsGuard:
     def __init__(self) -> None:
         self._kept: Kept = weakref.WeakKeyDictionary()
         self._older: Kept = weakref.WeakKeyDictionary()
+        self._owners: dict[tuple[int, ...], Tensor] = {}
 
     def before_call(self, parts: Iterable[nn.Module]) -> None:
         """Copy what an outermost call in training mode is about to change; `parts` are the modules of its tree."""
@@ -49,6 +50,35 @@ class StatisticsGuard:
         """Note a clean pass: most statistics are right."""
         if self._kept:
             self._older, self._kept = self._kept, weakref.WeakKeyDictionary()
+
+    @torch.no_grad()
+    def mend(self, device: torch.device) -> tuple[list[_NormBase], Tensor | None]:
+        """Put back what is not finite without a look at it: after a pass whose verdict is on its way from `device`.
+
+        Returns the modules whose statistics were kept, and for each whether it was poisoned (bool, on the device).
+        """
+        kept = {module: saved for module, saved in self._kept.items() if saved[0].device == device}
+        self.accept()
+        if not kept:
+            return [], None
+        present = [[getattr(module, name).data for name in NAMES] for module in kept]
+        means, variances, counts = map(list, zip(*present, strict=True))
+        channels = tuple(len(mean) for mean in means)
+        if channels not in self._owners:
+            self._owners[channels] = (
+                torch.arange(len(channels)).repeat_interleave(torch.tensor(channels)).to(device)
+            )
+        largest = torch.stack(torch._foreach_norm([*means, *variances], float("inf")))
+        poisoned = largest.view(2, -1).isfinite().logical_not_().any(0)
+        of_channel = poisoned.index_select(0, self._owners[channels])
+        before = [torch.cat([saved[place] for saved in kept.values()]) for place in (0, 1)]
+        for there, earlier in zip((means, variances), before, strict=True):
+            right = torch.where(of_channel, earlier, torch.cat(there))
+            torch._foreach_copy_(there, right.split(channels))
+        earlier = torch.stack([saved[2] for saved in kept.values()])
+        right = torch.where(poisoned, earlier, torch.stack(counts))
+        torch._foreach_copy_(counts, right.unbind())
+        return list(kept), poisoned
 
     @torch.no_grad()
     def restore(self) -> Sequence[nn.Module]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from mpx.engine.arrivals import Arrivals
+    from mpx.engine.doubts import Doubts
     from mpx.engine.gradients import Flags
 
 __all__ = ["OURS", "Stepping", "wrapped_classes"]
@@ -43,27 +45,34 @@ class Stepping:
     def __init__(
         self,
         flags: Flags,
+        arrivals: Arrivals,
+        doubts: Doubts,
         *,
         skips: bool,
         attempts: int,
         falls: Callable[[], int],
         before: Callable[[Optimizer], None],
         after: Callable[[Step], None],
+        ahead: Callable[[Optimizer, Tensor | None], None],
         around: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         """Make the service.
 
         Args:
             flags: Which gradients overflowed.
+            arrivals: Verdicts that are on their way from an accelerator.
+            doubts: Decides about a step before they are here.
             skips: Whether a step with an overflowed gradient is skipped.
             attempts: How often a closure is evaluated again, at a scale that falls each time, before a skip.
             falls: Counts how often a loss scale fell: while it does, a closure is worth another evaluation.
             before: Told before each step (the optimizer's guards).
             after: Told of each step.
+            ahead: Told of one instead that nobody knows yet to be applied: `found_inf`, with which it was.
             around: Context for the update itself: no autocast.
         """
         self._flags, self._skips, self._attempts, self._falls = flags, skips, attempts, falls
-        self._before, self._after, self._around = before, after, around
+        self._arrivals, self._doubts = arrivals, doubts
+        self._before, self._after, self._ahead, self._around = before, after, ahead, around
         self._here = _Here()
         # whether a class moves its parameters before the last evaluation of a closure, as LBFGS and SAM do
         self._moves_early: dict[type, bool] = {}
@@ -115,6 +124,10 @@ class Stepping:
         if callable(closure):
             rest = {name: value for name, value in kwargs.items() if name != "closure"}
             return self._step_with_closure(inner, optimizer, closure, args[1:], rest)
+        if self._arrivals:
+            self._arrivals.take()
+            if self._can_go_ahead(optimizer):
+                return self._step_ahead(inner, optimizer, args, kwargs)
         overflowed = self.overflowed(optimizer)
         if overflowed and self._skips:
             self._skip(optimizer, overflowed)
@@ -123,8 +136,35 @@ class Stepping:
         with self._around():
             result = inner(optimizer, *args, **kwargs)
         if updates:  # a step without any gradient changes nothing: neither an update nor an overflow
-            self._after(Step(optimizer, False, tuple(overflowed)))
+            self._after(Step(optimizer, skipped=False))
         return result
+
+    def _can_go_ahead(self, optimizer: Optimizer) -> bool:
+        if not self._arrivals or self._flags.raised:
+            return False
+        return not self._skips or self._doubts.decide(optimizer)
+
+    def _step_ahead(
+        self, inner: Call, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Step before it is known whether gradients overflowed: the optimizer's kernel skips by itself."""
+        updates = _has_gradient(optimizer)
+        found = self._doubts.found_inf(optimizer) if self._skips else None
+        if found is not None:
+            optimizer.found_inf = found  # type: ignore[attr-defined]
+        try:
+            with self._around():
+                result = inner(optimizer, *args, **kwargs)
+        finally:
+            if found is not None:
+                del optimizer.found_inf  # type: ignore[attr-defined]
+        if updates:
+            self._ahead(optimizer, found)
+        return result
+
+    def skipped(self, optimizer: Optimizer) -> None:
+        """A step of before is known now to have been skipped."""
+        self._flags.spend(self.overflowed(optimizer))
 
     def _step_with_closure(
         self,
@@ -163,7 +203,7 @@ class Stepping:
             kind is not torch.optim.LBFGS
         ):  # which may end after one evaluation, and move between two the next time
             self._moves_early[kind] = moved or evaluations > 1
-        self._after(Step(optimizer, skipped=False, overflowed=tuple(self.overflowed(optimizer))))
+        self._after(Step(optimizer, skipped=False))
         return result
 
     def _evaluate(self, optimizer: Optimizer, closure: Call) -> Any:
@@ -183,14 +223,17 @@ class Stepping:
 
     def _skip(self, optimizer: Optimizer, overflowed: list[Tensor]) -> None:
         self._flags.spend(overflowed)
-        self._after(Step(optimizer, skipped=True, overflowed=tuple(overflowed)))
+        self._after(Step(optimizer, skipped=True))
 
     def overflowed(self, optimizer: Optimizer) -> list[Tensor]:
         """Return the parameters of an optimizer whose gradient overflowed, and is as the pass left it."""
+        if self._arrivals:
+            self._arrivals.wait()
         return self._flags.reach(_parameters(optimizer)) if self._flags.raised else []
 
     def will_skip(self, grads: Sequence[Tensor]) -> bool:
         """Return whether gradients are not finite by the loss scale alone, so that their step is to be skipped."""
+        self._arrivals.wait()
         return self._skips and self._flags.explain(grads)
 
 

@@ -1,6 +1,6 @@
 """Monitors: each sees what the engine does, keeps a bounded account of it, and never raises into the script."""
 
-from mpx.monitors.base import Monitor, Pass, Seen, Shared, Step, is_one_number
+from mpx.monitors.base import Monitor, Pass, Seen, Shared, Step
 from mpx.monitors.coverage import Coverage
 from mpx.monitors.exponents import Exponents
 from mpx.monitors.losses import Losses
@@ -22,5 +22,4 @@ __all__ = [
     "Shared",
     "Step",
     "Throughput",
-    "is_one_number",
 ]

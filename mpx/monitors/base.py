@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-__all__ = ["Monitor", "Pass", "Seen", "Shared", "Step", "is_one_number"]
+__all__ = ["Monitor", "Pass", "Seen", "Shared", "Step"]
 
 
 # Some are made once a pass or a step, and therefore of the kind that is made fastest.
@@ -37,35 +37,24 @@ class Seen:
     Attributes:
         site: Call site in the script.
         scale: The loss scale that it ran with.
-        losses: The detached roots, true; empty where `number` is known from the beginning.
-        loss_finite: Whether every root was finite; True where nobody looked (O0 on an accelerator, to save the wait).
+        loss_finite: Whether every root was finite.
         overflowed: Leaves whose gradients became infinite or NaN in this pass. Empty in a window that had overflowed
             before: the first overflow speaks for all.
         sticky: Whether the pass added to a gradient that had overflowed before.
         shared: What the ranks that share gradients agreed on; None where this process trains for itself.
-        number: The loss, where it is one real number and somebody has read it.
+        number: The loss, true, where it is one real number.
+        mended: Modules whose running statistics were poisoned before it and put back after it; None where nobody has
+            looked yet.
     """
 
     site: str
     scale: float
-    losses: tuple[Tensor, ...]
     loss_finite: bool
     overflowed: tuple[Tensor, ...] = ()
     sticky: bool = False
     shared: Shared | None = None
     number: float | None = None
-
-    @property
-    def value(self) -> float | None:
-        """The loss, where it is one real number. Synchronises with an accelerator, the first time."""
-        if self.number is None and is_one_number(self.losses):
-            self.number = float(self.losses[0].item())
-        return self.number
-
-
-def is_one_number(losses: tuple[Tensor, ...]) -> bool:
-    """Whether the roots of a pass are one real number."""
-    return len(losses) == 1 and losses[0].numel() == 1 and not losses[0].is_complex()
+    mended: tuple[nn.Module, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -94,12 +83,10 @@ class Step:
     Attributes:
         optimizer: Whose.
         skipped: Whether it was skipped.
-        overflowed: The parameters whose gradients were not finite.
     """
 
     optimizer: Optimizer
     skipped: bool
-    overflowed: tuple[Tensor, ...] = ()
 
 
 class Monitor:
@@ -112,11 +99,20 @@ class Monitor:
         """Return a context for the work of an outermost call."""
         return nullcontext()
 
+    def ran(self, number: int, scale: float | Tensor) -> None:
+        """Backward pass `number` has run, at a scale that the host may not know; `passed` comes once it is judged.
+
+        Told only of a pass whose verdict is on its way from an accelerator: by then its gradients may be gone.
+        """
+
     def passed(self, one: Pass) -> None:
         """A backward pass was judged."""
 
     def went_wrong(self, one: Pass) -> None:
         """That pass was not clean."""
+
+    def asked_to_step(self, optimizer: Optimizer) -> None:
+        """An optimizer was asked to step; `stepped` comes once it is known whether it did."""
 
     def stepped(self, step: Step) -> None:
         """An optimizer stepped, or was made to skip."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mpx.monitors.base import Monitor, Pass, Step
+from mpx.monitors.base import Monitor, Pass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,41 +44,62 @@ class Exponents(Monitor):
         self._next = 0
         self._stride = FIRST_STRIDE
         self._scale = 1.0
+        self._early: dict[int, dict[torch.device, Tensor]] = {}  # samples of passes that are not judged yet
+        self._ran = 0  # the last of those
 
-    def stepped(self, step: Step) -> None:
-        if step.optimizer is not self._latest():
-            self._latest = weakref.ref(step.optimizer)
-            self._optimizers.add(step.optimizer)
+    def asked_to_step(self, optimizer: Optimizer) -> None:
+        if optimizer is not self._latest():
+            self._latest = weakref.ref(optimizer)
+            self._optimizers.add(optimizer)
+
+    def ran(self, number: int, scale: float | Tensor) -> None:
+        self._ran = number
+        if self._is_due(number):
+            self._next = number + self._stride
+            self._early[number] = self._sample(scale)
 
     def passed(self, one: Pass) -> None:
-        if one.number < self._next or one.kind is not None or one.seen.sticky or not self._optimizers:
+        early = self._early.pop(one.number, None)
+        if one.kind is not None or one.seen.sticky:
             return
-        self._next = one.number + self._stride
+        if early is None:
+            if one.number <= self._ran or not self._is_due(one.number):
+                return
+            self._next = one.number + self._stride
+            early = self._sample(one.seen.scale)
         self._samples += 1
         if self._samples % SAMPLES_A_STRIDE == 0:
             self._stride *= 2
         self._scale = one.seen.scale
-        self._sample(math.log2(one.seen.scale))
+        for device, counts in early.items():
+            known = self._counts.get(device)
+            self._counts[device] = counts if known is None else known.add_(counts)
+
+    def _is_due(self, number: int) -> bool:
+        return number >= self._next and bool(self._optimizers)
 
     @torch.no_grad()
-    def _sample(self, shift: float) -> None:
+    def _sample(self, scale: float | Tensor) -> dict[torch.device, Tensor]:
         by_device: dict[torch.device, list[Tensor]] = {}
         for grad in self._gradients():
             flat = grad.detach().reshape(-1)
             # An odd stride: with an even one, a matrix of an even width would be seen in a few columns only.
             stride = (flat.numel() // ELEMENTS) | 1
             by_device.setdefault(grad.device, []).append(flat[::stride])
-        for device, parts in by_device.items():
-            values = torch.cat([part.to(torch.float32) for part in parts])
-            # 0.5 * 2**e and up: its leading bit is worth 2**(e - 1).
-            exponents = torch.frexp(values).exponent.to(torch.int64) - 1
-            finite, there = values.isfinite(), values != 0
-            bins = exponents.clamp_(LOWEST, HIGHEST).sub_(LOWEST)
-            bins.masked_fill_(~there, _ZERO).masked_fill_(~finite, _NOT_FINITE)
-            counts = self._counts.setdefault(device, torch.zeros(_BINS, dtype=torch.int64, device=device))
-            counts.scatter_add_(0, bins, torch.ones_like(bins))
-            lost = there & (values.abs() * 2.0**shift <= 2.0**self._flushed)
-            counts[_LOST].add_(lost.sum())
+        return {device: self._count(parts, scale) for device, parts in by_device.items()}
+
+    def _count(self, parts: list[Tensor], scale: float | Tensor) -> Tensor:
+        values = torch.cat([part.to(torch.float32) for part in parts])
+        # 0.5 * 2**e and up: its leading bit is worth 2**(e - 1).
+        exponents = torch.frexp(values).exponent.to(torch.int64) - 1
+        finite, there = values.isfinite(), values != 0
+        bins = exponents.clamp_(LOWEST, HIGHEST).sub_(LOWEST)
+        bins.masked_fill_(~there, _ZERO).masked_fill_(~finite, _NOT_FINITE)
+        counts = torch.zeros(_BINS, dtype=torch.int64, device=values.device)
+        counts.scatter_add_(0, bins, torch.ones_like(bins))
+        lost = there & (values.abs() * scale <= 2.0**self._flushed)
+        counts[_LOST].add_(lost.sum())
+        return counts
 
     def _gradients(self) -> Iterator[Tensor]:
         for optimizer in list(self._optimizers):

@@ -48,7 +48,7 @@ class Overflows(Monitor):
             module=module,
             parameter=parameter,
             site=one.seen.site,
-            value=one.seen.value,
+            value=one.seen.number,
         )
 
     def snapshot(self) -> dict[str, Any]:

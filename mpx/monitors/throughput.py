@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mpx.monitors.base import Monitor, Step
+from mpx.monitors.base import Monitor
 from mpx.record.series import Durations, Thinned
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 __all__ = ["Throughput"]
 
@@ -23,7 +26,7 @@ class Throughput(Monitor):
         self._last: float | None = None
         self._seen = 0
 
-    def stepped(self, step: Step) -> None:
+    def asked_to_step(self, optimizer: Optimizer) -> None:
         now = time.perf_counter()
         if self._last is not None and self._seen >= WARM_UP:
             took = now - self._last

@@ -10,12 +10,12 @@ from torch import nn
 pytestmark = pytest.mark.gpu
 
 
-def stepper():
+def stepper(**options):
     """Return a training step on the GPU, which returns its loss there."""
     torch.manual_seed(0)
     layers = nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)
     model = nn.Sequential(*layers).cuda()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, **options)
     x, y = torch.randn(16, 1, 8, 8, device="cuda"), torch.randint(0, 4, (16,), device="cuda")
 
     def step():
@@ -28,16 +28,16 @@ def stepper():
     return step
 
 
-def losses():
-    step = stepper()
+def losses(**options):
+    step = stepper(**options)
     return torch.stack([step() for _ in range(20)]).tolist()
 
 
 @pytest.mark.parametrize(
-    ("level", "waits"), [("O0", 0), ("O1", 1), ("O2", 1), ("O1-bf16", 1), ("O2-bf16", 1)]
+    ("level", "waits"), [("O0", 0), ("O1", 1), ("O2", 1), ("O1-bf16", 0), ("O2-bf16", 0)]
 )
 def test_a_step_waits_for_the_device_once_at_most(level, waits, at_level):
-    with at_level(level, "monitors.gradients=false"):
+    with at_level(level):
         step = stepper()
         for _ in range(5):
             step()
@@ -51,6 +51,35 @@ def test_a_step_waits_for_the_device_once_at_most(level, waits, at_level):
             finally:
                 torch.cuda.set_sync_debug_mode("default")
     assert sum("synchroniz" in str(one.message) for one in heard) <= 10 * waits
+
+
+@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O1-bf16", "O2-bf16"])
+def test_a_step_with_a_fused_optimizer_waits_for_nothing(level, at_level):
+    with at_level(level, *([] if "bf16" in level or level == "O0" else ["loss_scale.init=256"])):
+        step = stepper(fused=True)
+        for _ in range(5):
+            step()
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(100):
+                step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_the_training_of_a_fused_optimizer_is_that_of_one_that_is_waited_for(level, at_level):
+    """Through overflows, which the device decides about in the one and the host in the other."""
+    settings = "loss_scale.init=2**24", "loss_scale.growth_interval=3"
+    found = []
+    for more in ((), ("abort_on=[consecutive_skips>1000]",)):  # which asks for each verdict at once
+        with at_level(level, *settings, *more) as recorded:
+            seen = losses(fused=True)
+            recorded.session.catch_up()
+            found.append((seen, recorded.summary["steps"], recorded.summary["scalers"]))
+    assert found[0][1]["skipped"] > 0
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("level", ["O1", "O2", "O1-bf16", "O2-bf16"])

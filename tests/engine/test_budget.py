@@ -5,15 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpx.engine.budget import ABORTED, LOSS_READ_EVERY, Budget
+from mpx.engine.budget import ABORTED, Budget
 from mpx.presets import Override, resolve
 
 
 @dataclass
 class Seen:
     loss_finite: bool = True
-    losses: tuple = ()
-    value: float | None = None
+    number: float | None = None
 
 
 @dataclass
@@ -92,15 +91,12 @@ def test_the_floor_is_that_of_the_preset(budget):
     assert train(budget("scale_floor", scales=scales), ".") == (1, ABORTED)
 
 
-def test_the_loss_is_asked_where_it_costs_nothing(budget):
-    """On an accelerator only every so often: reading it waits for the device."""
-    for in_host_memory, passes in ((True, 1), (False, LOSS_READ_EVERY)):
-        one = budget("final_loss>10")
-        loss = SimpleNamespace(is_cpu=in_host_memory)
-        for _ in range(passes - 1):
-            one.passed(Pass(seen=Seen(losses=(loss,), value=11.0)))
-        with pytest.raises(SystemExit):
-            one.passed(Pass(seen=Seen(losses=(loss,), value=11.0)))
+def test_the_loss_is_that_of_the_last_pass(budget):
+    one = budget("final_loss>10")
+    one.passed(Pass(seen=Seen(number=9.0)))
+    one.passed(Pass(seen=Seen()))  # several roots
+    with pytest.raises(SystemExit):
+        one.passed(Pass(seen=Seen(number=11.0)))
 
 
 def test_a_loss_that_is_no_number_is_within_no_bound(budget):
@@ -114,6 +110,22 @@ def test_a_budget_ends_after_its_last_step_and_again_at_every_later_one(budget, 
     assert train(one, ".") == (1, 0)
     assert [event["reason"] for event in budget.events] == ["max-steps"]
     assert capsys.readouterr().err.count("step budget reached") == 1
+
+
+@pytest.mark.parametrize(
+    ("gates", "most", "asks"), [((), 0, False), ((), 3, False), (("skipped_steps>2",), 0, True)]
+)
+def test_verdicts_are_wanted_at_once_only_where_an_expression_is_to_end_the_script(budget, gates, most, asks):
+    """A number of steps is known without them: an accelerator need not be waited for."""
+    assert budget(*gates, max_steps=most).asks is asks
+
+
+def test_a_budget_counts_steps_of_which_nobody_knows_yet_whether_they_are_applied(budget):
+    one = budget(max_steps=2)
+    one.attempted()
+    with pytest.raises(SystemExit):
+        one.attempted()
+    assert budget.events[0]["step"] == 2
 
 
 def test_without_limits_nothing_is_counted(budget):

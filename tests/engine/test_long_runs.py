@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mpx.engine.arrivals import Arrivals
 from mpx.engine.scales import Scales
 from mpx.monitors import Losses, Overflows, Pass, PeakMemory, Progress, Seen, Step, Throughput
 from mpx.presets import resolve
@@ -25,7 +26,7 @@ def resident() -> int:
 def test_ten_million_steps_leave_a_record_below_five_megabytes_and_constant_memory(tmp_path):
     policy = resolve("O1", cwd=tmp_path).policy
     points = policy.monitors.history_points
-    scales = Scales(policy.loss_scale, points)
+    scales = Scales(policy.loss_scale, points, Arrivals())
     run = RunDirectory.create(None, cwd=tmp_path, target_name="long.py", level="O1")
     shard = run.shard("a")
     shard.write({"event": "start", "process": "a", "pid": os.getpid()})
@@ -39,13 +40,12 @@ def test_ten_million_steps_leave_a_record_below_five_megabytes_and_constant_memo
         Throughput(points),
         PeakMemory(points, lambda: ("cpu", resident())),
     ]
-    loss = torch.tensor(1.0)
-    clean = Seen("long.py:3", 2.0, (loss,), loss_finite=True)
+    clean = Seen("long.py:3", 2.0, loss_finite=True, number=1.0)
     parameter = torch.nn.Parameter(torch.zeros(1))
-    bad = Seen("long.py:3", 2.0, (loss,), loss_finite=True, overflowed=(parameter,))
+    bad = Seen("long.py:3", 2.0, loss_finite=True, number=1.0, overflowed=(parameter,))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     applied, skipped = Step(optimizer, skipped=False), Step(optimizer, skipped=True)
-    scales.enter("long.py:3", loss)
+    scales.enter("long.py:3", torch.tensor(1.0))
     memory, largest = [], 0
     for number in range(1, STEPS + 1):
         overflowed = number % 1000 == 0
@@ -56,6 +56,7 @@ def test_ten_million_steps_leave_a_record_below_five_megabytes_and_constant_memo
             monitor.passed(one)
             if overflowed:
                 monitor.went_wrong(one)
+            monitor.asked_to_step(optimizer)
             monitor.stepped(skipped if overflowed else applied)
         if number % (STEPS // SNAPSHOTS) == 0:
             summary = {"scalers": scales.snapshot()}

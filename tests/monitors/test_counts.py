@@ -7,7 +7,7 @@ import torch
 
 from mpx.monitors import Pass, PeakMemory, Progress, Seen, Step, Throughput, throughput
 
-ONE_PASS = Pass(1, 0, Seen("train.py:1", 1.0, (torch.ones(()),), loss_finite=True), None)
+ONE_PASS = Pass(1, 0, Seen("train.py:1", 1.0, loss_finite=True), None)
 
 
 def sgd():
@@ -76,7 +76,7 @@ def test_time_is_from_step_to_step_without_the_first_ones(clock):
     monitor = Throughput(8)
     for took in [9.0, 9.0, 0.1, 0.1, 0.1, 0.1, 0.6]:
         clock.now += took
-        monitor.stepped(Step(sgd(), skipped=False))
+        monitor.asked_to_step(sgd())
     measured = monitor.snapshot()["throughput"]
     assert measured["steps_per_s"] == pytest.approx(5.0)
     assert measured["step_ms"]["median"] == pytest.approx(100.0)
@@ -87,16 +87,16 @@ def test_time_is_from_step_to_step_without_the_first_ones(clock):
 def test_nothing_is_said_of_a_run_too_short_to_tell(clock):
     monitor = Throughput(8)
     for _ in range(2):
-        monitor.stepped(Step(sgd(), skipped=False))
+        monitor.asked_to_step(sgd())
     assert monitor.snapshot() == {"throughput": None}
 
 
 def test_time_is_kept_in_a_bounded_space(clock):
     monitor = Throughput(8)
-    step = Step(sgd(), skipped=False)
+    optimizer = sgd()
     for _ in range(5000):
         clock.now += 0.5
-        monitor.stepped(step)
+        monitor.asked_to_step(optimizer)
     measured = monitor.snapshot()["throughput"]
     assert measured["steps_per_s"] == pytest.approx(2.0)
     assert len(measured["history"]) <= 8

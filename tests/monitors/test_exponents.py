@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from mpx.monitors import Exponents, Pass, Seen, Step
+from mpx.monitors import Exponents, Pass, Seen
 from mpx.monitors.exponents import ELEMENTS, HIGHEST, LOWEST
 
 
 def a_pass(number: int = 1, scale: float = 1.0, kind: str | None = None) -> Pass:
-    return Pass(number, number - 1, Seen("t.py:1", scale, (torch.zeros(()),), loss_finite=True), kind)
+    return Pass(number, number - 1, Seen("t.py:1", scale, loss_finite=True), kind)
 
 
 def watching(*gradients: torch.Tensor, half: torch.dtype = torch.float16) -> Exponents:
@@ -22,7 +22,7 @@ def watching(*gradients: torch.Tensor, half: torch.dtype = torch.float16) -> Exp
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     monitor = Exponents(half)
     monitor.kept = optimizer  # the monitor itself holds none alive
-    monitor.stepped(Step(optimizer, skipped=False))
+    monitor.asked_to_step(optimizer)
     return monitor
 
 
@@ -98,7 +98,7 @@ def test_nothing_is_touched():
 def test_samples_become_rare_as_a_run_goes_on(monkeypatch):
     monitor = watching(torch.ones(1))
     sampled = []
-    monkeypatch.setattr(monitor, "_sample", sampled.append)
+    monkeypatch.setattr(monitor, "_sample", lambda scale: sampled.append(scale) or {})
     for number in range(1, 100_001):
         monitor.passed(a_pass(number))
     assert 100 < len(sampled) < 32 * math.log2(100_000)

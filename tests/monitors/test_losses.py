@@ -7,23 +7,32 @@ from torch import nn
 from mpx.monitors import Losses, Pass, Seen
 
 
-def passed(monitor, number, *losses, site="train.py:1"):
-    seen = Seen(site, 1024.0, tuple(torch.as_tensor(loss) for loss in losses), loss_finite=True)
+def passed(monitor, number, loss, site="train.py:1"):
+    seen = Seen(site, 1024.0, loss_finite=True, number=loss)
     monitor.passed(Pass(number, 0, seen, None))
 
 
 def test_what_is_one_number_is_recorded_by_call_site():
     monitor = Losses(16)
     passed(monitor, 1, 0.5)
-    passed(monitor, 2, [0.25], site="train.py:2")
-    passed(monitor, 3, 1.0, 2.0)  # several roots
-    passed(monitor, 4, [1.0, 2.0])
-    passed(monitor, 5, 1j)
-    passed(monitor, 6, torch.tensor(0.125, dtype=torch.float16))
+    passed(monitor, 2, 0.25, site="train.py:2")
+    passed(monitor, 3, None)  # several roots, or a vector
+    passed(monitor, 4, 0.125)
     assert monitor.snapshot()["losses"] == [
-        {"site": "train.py:1", "backward": [1, 6], "value": [0.5, 0.125]},
+        {"site": "train.py:1", "backward": [1, 4], "value": [0.5, 0.125]},
         {"site": "train.py:2", "backward": [2], "value": [0.25]},
     ]
+
+
+def test_a_loss_is_one_real_number_of_any_type_and_shape(at_level):
+    leaf = torch.ones(2, requires_grad=True)
+    with at_level("O0") as recorded:
+        (leaf.sum() * 0.25).reshape(1, 1).backward()
+        (leaf.half() * 0.125).sum().backward()
+        torch.autograd.backward([leaf.sum(), leaf.prod()])  # several roots
+        (leaf * 2).backward(torch.ones(2))
+        losses = recorded.summary["losses"]
+    assert [curve["value"] for curve in losses] == [[0.5], [0.25]]
 
 
 def test_a_long_run_keeps_its_first_and_last_loss_and_a_bounded_number_between():

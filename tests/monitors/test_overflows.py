@@ -6,9 +6,8 @@ from mpx.monitors import Overflows, Pass, Seen
 
 
 def passed(monitor, number, kind, *, module=None, overflowed=(), value=2.0):
-    seen = Seen(
-        "train.py:1", 64.0, (torch.tensor(value),), loss_finite=kind == "backward_inf", overflowed=overflowed
-    )
+    finite = kind == "backward_inf"
+    seen = Seen("train.py:1", 64.0, loss_finite=finite, overflowed=overflowed, number=value)
     one = Pass(number, number - 1, seen, kind, module)
     monitor.passed(one)
     if kind is not None:

@@ -1,0 +1,83 @@
+"""Numbers on their way from an accelerator to the host, and what follows once they are here.
+
+The host runs ahead of an accelerator. Whoever reads a number at once lets it stand still until the device has caught
+up, and the device stand idle after that. So a copy is started here, and looked at when it has arrived. What follows
+from several is done in the order in which they were asked for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from mpx.engine.devices import device_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from mpx.engine.devices import Arriving
+
+    Then = Callable[[list[float]], None]
+
+__all__ = ["Arrivals"]
+
+MOST_ON_THEIR_WAY = 256  # a host that is further ahead waits for the oldest: what is kept for them is bounded
+
+
+class Arrivals:
+    """A queue: first asked for, first gone on with."""
+
+    def __init__(self) -> None:
+        self._queue: deque[tuple[Arriving | None, Then]] = deque()
+        self._going_on = False
+
+    def __bool__(self) -> bool:
+        """Whether anything has been asked for that nobody has gone on with."""
+        return bool(self._queue)
+
+    def add(self, numbers: Tensor | None, then: Then) -> None:
+        """Call `then` with `numbers` once they are on the host, and all that was added before has been gone on with.
+
+        Args:
+            numbers: One dimension, on an accelerator; copied now. None for what only has to keep the order.
+            then: Whatever it raises reaches the script at its next pass or step.
+        """
+        if numbers is None:
+            if not self._queue:
+                then([])
+                return
+            self._queue.append((None, then))
+            return
+        start = device_of(numbers).fetch
+        if start is None:
+            raise TypeError(f"numbers on `{numbers.device}` need no fetching. Expected an accelerator's")
+        self._queue.append((start(numbers), then))
+        if len(self._queue) > MOST_ON_THEIR_WAY and not self._going_on:
+            self._go_on()
+
+    def take(self) -> None:
+        """Go on with what is here. Waits for nothing."""
+        while self._queue and not self._going_on:
+            arriving, _ = self._queue[0]
+            if arriving is not None and not arriving.ready():
+                break
+            self._go_on()
+
+    def wait(self) -> None:
+        """Wait for all that is on its way, and go on with it; inside a `then`, which is part of that, do nothing."""
+        while self._queue and not self._going_on:
+            self._go_on()
+
+    def forget(self) -> None:
+        """Drop all that is on its way: in a forked child it is the parent's."""
+        self._queue.clear()
+
+    def _go_on(self) -> None:
+        arriving, then = self._queue.popleft()
+        self._going_on = True
+        try:
+            then([] if arriving is None else arriving.numbers())
+        finally:
+            self._going_on = False

@@ -1,0 +1,239 @@
+"""Backward passes that nobody waits for: what they showed stays on the accelerator until it has come to the host.
+
+The next pass needs the scale that follows, and the next step whether to skip: both are there, as tensors. The scale
+moves in kernels, and an optimizer whose kernel takes `found_inf` (torch's fused ones) is handed it. Everything else
+that follows from a pass (counts, events, statistics to put back) follows when its numbers arrive.
+
+Where the host must know more, the pass is not deferred: ranks that agree, optimizers that cannot skip by themselves,
+gradients with a graph, hooks that find gradients in `.grad`, anomaly detection, and gradients that are known to have
+overflowed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from mpx.engine.doubts import skips_by_itself
+from mpx.engine.earlier import Earlier
+from mpx.engine.gradients import is_one_number, largest, non_finite
+from mpx.engine.leaves import graded
+from mpx.monitors import Seen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor, nn
+
+    from mpx.engine.arrivals import Arrivals
+    from mpx.engine.doubts import Before, Doubt, Doubts
+    from mpx.engine.gradients import Flags
+    from mpx.engine.kernels import Report
+    from mpx.engine.leaves import Leaves
+    from mpx.engine.running import Running
+    from mpx.engine.scales import Scales
+
+__all__ = ["Deferred"]
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A pass whose verdict is on its way.
+
+    Attributes:
+        site: Its call site.
+        doubt: What it left.
+        earlier: What the pass before it had left, where some of that was still there.
+        modules: Whose running statistics it may have poisoned.
+        is_number: Whether its loss is one number.
+        zeroes: Whether there were gradients to set to 0 if it overflowed.
+    """
+
+    site: str
+    doubt: Doubt
+    earlier: Doubt | None
+    modules: Sequence[nn.Module]
+    is_number: bool
+    zeroes: bool
+
+
+class Deferred:
+    """Runs passes without a wait."""
+
+    def __init__(
+        self,
+        arrivals: Arrivals,
+        scales: Scales,
+        leaves: Leaves,
+        flags: Flags,
+        running: Running,
+        *,
+        doubts: Doubts,
+        mend: Callable[[torch.device], tuple[Sequence[nn.Module], Tensor | None]],
+        ran: Callable[[float | Tensor], None],
+        judged: Callable[[Seen], None],
+        report: Report,
+        skips: bool,
+    ) -> None:
+        """Make the service.
+
+        Args:
+            arrivals: Brings the verdicts.
+            scales: Scale by call site.
+            leaves: Knows what optimizers step.
+            flags: Receives the leaves that overflowed, once that is known.
+            running: Holds the pass that the engine is at, for the hooks.
+            doubts: Keeps those leaves until then, on the device.
+            mend: Puts poisoned statistics back on their device; returns modules, and a flag for each.
+            ran: Told of each pass when it has run, with its scale.
+            judged: Told of it when the verdict is here.
+            report: Tells substitutions.
+            skips: Whether overflowed gradients are kept from the weights at this level.
+        """
+        self._arrivals, self._scales, self._leaves = arrivals, scales, leaves
+        self.take: Callable[[], None] = arrivals.take
+        self._flags, self._doubts, self._running = flags, doubts, running
+        self._mend, self._ran, self._judged, self._report = mend, ran, judged, report
+        self._skips = skips
+
+    def serves(self, site: str, roots: Sequence[Tensor], leaves: Sequence[Tensor]) -> bool:
+        """Whether a pass at a call site may be deferred: from `roots`, on an accelerator, to these leaves."""
+        if not self._scales.serves_ahead(site, roots[0]):
+            return False
+        if self._doubts.replaced():
+            self._arrivals.wait()
+        if self._flags.raised:
+            return False
+        device = roots[0].device
+        for root in roots:
+            if root.device != device:
+                return False
+        for leaf in leaves:
+            if leaf.dtype is not torch.float32 or leaf.device != device or leaf.layout is not torch.strided:
+                return False
+        if not self._skips:
+            return True
+        known = self._leaves.optimizers()
+        parameters = [id(p) for one in known for group in one.param_groups for p in group["params"]]
+        return all(map(skips_by_itself, known)) and len(set(parameters)) == len(parameters)
+
+    def run(
+        self,
+        run: Callable[[float | Tensor], None],
+        site: str,
+        roots: Sequence[Tensor],
+        leaves: list[Tensor],
+    ) -> None:
+        """Run a pass that `serves` is true of, make its gradients true, and ask for its verdict.
+
+        Args:
+            run: Runs the engine at a scale.
+            site: Call site of the pass.
+            roots: Its losses.
+            leaves: Whose gradients it may fill.
+        """
+        scale = self._scales.enter_ahead(site, roots[0])
+        before = self._doubts.begin_pass()
+        losses = [root.detach() for root in roots]
+        earlier = Earlier(leaves, scale, set_aside=False)
+        if before is not None:
+            before.begun()
+        now = self._running.begin(scale)
+        try:
+            run(scale)
+        except BaseException:  # what it left must be true, and known
+            earlier.make_true(graded(leaves))
+            self._scales.leave_ahead(site)
+            self._arrivals.wait()
+            self._flags.raise_for(non_finite(leaves), by_scale=True)
+            raise
+        finally:
+            self._running.end(now)
+        self._settle(site, losses, leaves, earlier, before, scale)
+
+    def observe(self, site: str, losses: Sequence[Tensor], *, at_once: bool) -> None:
+        """Ask what the losses of a pass were that ran as the script wrote it; wait for it if somebody wants to know."""
+        self._ran(1.0)
+
+        def arrived(numbers: list[float]) -> None:
+            value, finite = numbers
+            self._judged(Seen(site, 1.0, bool(finite), number=value if is_one_number(losses) else None))
+
+        self._arrivals.add(_of_losses(losses), arrived)
+        if at_once:
+            self._arrivals.wait()
+
+    @torch.no_grad()
+    def _settle(  # noqa: PLR0917
+        self,
+        site: str,
+        losses: Sequence[Tensor],
+        leaves: list[Tensor],
+        earlier: Earlier,
+        before: Before | None,
+        scale: float | Tensor,
+    ) -> None:
+        filled = graded(leaves)
+        filled, parts = self._doubts.by_optimizer(filled) if self._skips else (filled, {})
+        false = torch.zeros((), dtype=torch.bool, device=losses[0].device)
+        known, sticky = (false, false) if before is None else before.among(filled, false)
+        earlier.make_true(filled)
+        bad = largest([grad for _, grad in filled]).isfinite().logical_not_() if filled else false.reshape(1)
+        new = bad if before is None else bad & ~known
+        overflowed = new.any()
+        of_losses = _of_losses(losses)
+        self._scales.move_ahead(site, overflowed, sticky | (of_losses[1] == 0))
+        unstepped = filled[sum(end - begin for begin, end in parts.values()) :] if self._skips else []
+        for _, grad in unstepped:
+            grad.detach().masked_fill_(overflowed, 0)
+        modules, poisoned = self._mend(false.device)
+        self._ran(scale)
+        asked = _Asked(
+            site,
+            self._doubts.end_pass(filled, parts, bad),
+            earlier=None if before is None else before.doubt,
+            modules=modules,
+            is_number=is_one_number(losses),
+            zeroes=bool(unstepped),
+        )
+        told = [of_losses, sticky.reshape(1), new, bad, *(() if poisoned is None else (poisoned,))]
+        self._arrivals.add(torch.cat(told), partial(self._arrived, asked))
+
+    def _arrived(self, asked: _Asked, numbers: list[float]) -> None:
+        """The verdict is here: what the host does after a pass that it waited for, it does now."""
+        value, loss_finite, sticky, *flags = numbers
+        scale = self._scales.leave_ahead(asked.site)
+        doubt = asked.doubt
+        there = max(len(doubt.leaves), 1)  # flags of no gradient are one that is not raised
+        new = [leaf for leaf, flag in zip(doubt.leaves, flags, strict=False) if flag]
+        bad = [
+            (leaf, grad)
+            for leaf, grad, flag in zip(doubt.leaves, doubt.grads, flags[there:], strict=False)
+            if flag
+        ]
+        mended = [module for module, flag in zip(asked.modules, flags[2 * there :], strict=True) if flag]
+        known = {} if asked.earlier is None else asked.earlier.by_scale
+        doubt.by_scale = {id(leaf): known.get(id(leaf), bool(loss_finite)) for leaf, _ in bad}
+        if self._doubts.resolve(doubt):
+            self._flags.raise_later(bad, doubt.by_scale)
+        if new and asked.zeroes:
+            self._report(
+                "zeroed-gradients",
+                "overflowed gradients set to 0 where no torch optimizer steps: an update by hand adds nothing",
+            )
+        seen = Seen(asked.site, scale, bool(loss_finite), sticky=bool(sticky), mended=tuple(mended))
+        if asked.is_number:
+            seen.number = value
+        if not sticky:
+            seen.overflowed = tuple(new)
+        self._judged(seen)
+
+
+def _of_losses(losses: Sequence[Tensor]) -> Tensor:
+    """Return the loss, where there is one number, and whether all are finite: FP64, two numbers."""
+    finite = torch.stack([loss.isfinite().all() for loss in losses]).all().to(torch.float64)
+    value = losses[0].reshape(()).to(torch.float64) if is_one_number(losses) else torch.zeros_like(finite)
+    return torch.stack([value, finite])
