@@ -123,6 +123,7 @@ class Backward:
         site = caller_site()
         seen = roots if self._true_losses is None else self._true_losses(roots)
         if seen[0].device.type in self._run_ahead:
+            self._deferred.take()
             run(1.0)
             self._deferred.observe(site, [loss.detach() for loss in seen], at_once=not self._defers())
             return
@@ -138,12 +139,7 @@ class Backward:
         if roots[0].device.type in self._run_ahead and not create_graph and self._may_defer():
             self._deferred.take()
             if self._deferred.serves(site, roots, leaves):
-
-                def engine(scale: float | Tensor) -> None:
-                    with self._held(), self._around():
-                        run(scale)
-
-                self._deferred.run(engine, site, roots, leaves)
+                self._pass_ahead(run, site, roots, leaves)
                 return
         scale = self._presentable(self._scales.enter(site, roots[0]).scale)
         number, losses = _looked_at(roots)
@@ -181,9 +177,28 @@ class Backward:
         self._judged(Seen(site, scale, finite, overflowed, bool(added_to), shared, number))
 
     def _may_defer(self) -> bool:
-        """Whether nobody wants to know at once what a pass shows."""
-        checked = torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
-        return self._defers() and not checked and not self._ranks.exist()
+        """Whether nobody wants to know at once what a pass shows: no check, no service, and no other rank."""
+        if not self._defers() or (torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()):
+            return False
+        return not self._ranks.exist() or not (self._skips or self._scales.in_force or self._ranks.decide)
+
+    def _pass_ahead(
+        self, run: Callable[[Any], None], site: str, roots: list[Tensor], leaves: list[Tensor]
+    ) -> None:
+        ranks = self._ranks if self._ranks.exist() else None
+
+        def engine(scale: float | Tensor) -> bool:
+            begun = ranks.begin_pass(leaves) if ranks else None
+            try:
+                with self._held(), self._around():
+                    run(scale)
+            finally:
+                if ranks and begun:
+                    ranks.end_pass(begun)
+            # where nothing is skipped or scaled they have nothing to decide, and only count it
+            return ranks is not None and ranks.agree(site, [], loss_finite=True) is not None
+
+        self._deferred.run(engine, site, roots, leaves)
 
     def _presentable(self, scale: float) -> float:
         """Return the scale of a pass: 1 where torch is to raise at a NaN, which a search for the range makes."""

@@ -16,17 +16,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor, nn
 
 from mpx.engine.doubts import skips_by_itself
 from mpx.engine.earlier import Earlier
 from mpx.engine.gradients import is_one_number, largest, non_finite
 from mpx.engine.leaves import graded
-from mpx.monitors import Seen
+from mpx.monitors import Seen, Shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from torch import Tensor, nn
 
     from mpx.engine.arrivals import Arrivals
     from mpx.engine.doubts import Before, Doubt, Doubts
@@ -50,6 +49,7 @@ class _Asked:
         modules: Whose running statistics it may have poisoned.
         is_number: Whether its loss is one number.
         zeroes: Whether there were gradients to set to 0 if it overflowed.
+        shared: Whether other ranks share its gradients.
     """
 
     site: str
@@ -58,6 +58,7 @@ class _Asked:
     modules: Sequence[nn.Module]
     is_number: bool
     zeroes: bool
+    shared: bool
 
 
 class Deferred:
@@ -114,6 +115,8 @@ class Deferred:
         for leaf in leaves:
             if leaf.dtype is not torch.float32 or leaf.device != device or leaf.layout is not torch.strided:
                 return False
+            if type(leaf) is not Tensor and type(leaf) is not nn.Parameter:  # a shard, perhaps
+                return False
         if not self._skips:
             return True
         known = self._leaves.optimizers()
@@ -122,7 +125,7 @@ class Deferred:
 
     def run(
         self,
-        run: Callable[[float | Tensor], None],
+        run: Callable[[float | Tensor], bool],
         site: str,
         roots: Sequence[Tensor],
         leaves: list[Tensor],
@@ -130,7 +133,7 @@ class Deferred:
         """Run a pass that `serves` is true of, make its gradients true, and ask for its verdict.
 
         Args:
-            run: Runs the engine at a scale.
+            run: Runs the engine at a scale, and returns whether other ranks share its gradients.
             site: Call site of the pass.
             roots: Its losses.
             leaves: Whose gradients it may fill.
@@ -143,7 +146,7 @@ class Deferred:
             before.begun()
         now = self._running.begin(scale)
         try:
-            run(scale)
+            shared = run(scale)
         except BaseException:  # what it left must be true, and known
             earlier.make_true(graded(leaves))
             self._scales.leave_ahead(site)
@@ -152,7 +155,7 @@ class Deferred:
             raise
         finally:
             self._running.end(now)
-        self._settle(site, losses, leaves, earlier, before, scale)
+        self._settle(site, losses, leaves, earlier, before, scale, shared=shared)
 
     def observe(self, site: str, losses: Sequence[Tensor], *, at_once: bool) -> None:
         """Ask what the losses of a pass were that ran as the script wrote it; wait for it if somebody wants to know."""
@@ -175,6 +178,8 @@ class Deferred:
         earlier: Earlier,
         before: Before | None,
         scale: float | Tensor,
+        *,
+        shared: bool,
     ) -> None:
         filled = graded(leaves)
         filled, parts = self._doubts.by_optimizer(filled) if self._skips else (filled, {})
@@ -198,6 +203,7 @@ class Deferred:
             modules=modules,
             is_number=is_one_number(losses),
             zeroes=bool(unstepped),
+            shared=shared,
         )
         told = [of_losses, sticky.reshape(1), new, bad, *(() if poisoned is None else (poisoned,))]
         self._arrivals.add(torch.cat(told), partial(self._arrived, asked))
@@ -227,6 +233,8 @@ class Deferred:
         seen = Seen(asked.site, scale, bool(loss_finite), sticky=bool(sticky), mended=tuple(mended))
         if asked.is_number:
             seen.number = value
+        if asked.shared:
+            seen.shared = Shared(finite=None, loss_finite=seen.loss_finite)
         if not sticky:
             seen.overflowed = tuple(new)
         self._judged(seen)

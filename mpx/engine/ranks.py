@@ -220,7 +220,8 @@ class Ranks:
         self._waiting.clear()
         self._window.clear()
         self._veto = self._veto and not self._vetoed
-        loss_bad, self._loss_bad = self._loss_bad or not loss_finite, False
+        # that of an earlier pass of the window is in the gradients: it matters where a step is skipped for it
+        loss_bad, self._loss_bad = (self._skips and self._loss_bad) or not loss_finite, False
         groups = _groups_of(bad, replicas)
         shared = {id(p) for replica in replicas for p in replica.parameters()}
         alone = [leaf for leaf in bad if id(leaf) not in shared and not _is_sharded(leaf)]
@@ -239,6 +240,11 @@ class Ranks:
     def judges_later(self) -> bool:
         """Whether the passes that run now are those of a pipeline's stage."""
         return self._later is not None
+
+    @property
+    def decide(self) -> bool:
+        """Whether ranks look at a pass together: it is one of a pipeline's, or gradients are held in parts."""
+        return self._later is not None or bool(self._sharded)
 
     @property
     def scaled(self) -> bool:
