@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mpx.engine.doubts import skips_by_itself
 from mpx.engine.earlier import Earlier
-from mpx.engine.gradients import is_one_number, largest, non_finite
+from mpx.engine.gradients import is_one_number, largest, non_finite, not_finite
 from mpx.engine.leaves import graded
 from mpx.monitors import Seen, Shared
 
@@ -162,10 +162,10 @@ class Deferred:
         self._ran(1.0)
 
         def arrived(numbers: list[float]) -> None:
-            value, finite = numbers
-            self._judged(Seen(site, 1.0, bool(finite), number=value if is_one_number(losses) else None))
+            value, loss_bad = numbers
+            self._judged(Seen(site, 1.0, not loss_bad, number=value if is_one_number(losses) else None))
 
-        self._arrivals.add(_of_losses(losses), arrived)
+        self._arrivals.add(torch.stack(_of_losses(losses)), arrived)
         if at_once:
             self._arrivals.wait()
 
@@ -184,13 +184,13 @@ class Deferred:
         filled = graded(leaves)
         filled, parts = self._doubts.by_optimizer(filled) if self._skips else (filled, {})
         false = torch.zeros((), dtype=torch.bool, device=losses[0].device)
-        known, sticky = (false, false) if before is None else before.among(filled, false)
+        known, sticky = (None, false) if before is None else before.among(filled, false)
         earlier.make_true(filled)
-        bad = largest([grad for _, grad in filled]).isfinite().logical_not_() if filled else false.reshape(1)
-        new = bad if before is None else bad & ~known
+        bad = not_finite(largest([grad for _, grad in filled])) if filled else false.reshape(1)
+        new = bad if known is None else bad > known
         overflowed = new.any()
-        of_losses = _of_losses(losses)
-        self._scales.move_ahead(site, overflowed, sticky | (of_losses[1] == 0))
+        value, loss_bad = _of_losses(losses)
+        self._scales.move_ahead(site, overflowed, loss_bad if known is None else loss_bad | sticky)
         unstepped = filled[sum(end - begin for begin, end in parts.values()) :] if self._skips else []
         for _, grad in unstepped:
             grad.detach().masked_fill_(overflowed, 0)
@@ -205,12 +205,12 @@ class Deferred:
             zeroes=bool(unstepped),
             shared=shared,
         )
-        told = [of_losses, sticky.reshape(1), new, bad, *(() if poisoned is None else (poisoned,))]
-        self._arrivals.add(torch.cat(told), partial(self._arrived, asked))
+        told = [torch.stack([loss_bad, sticky]), new, bad, *(() if poisoned is None else (poisoned,))]
+        self._arrivals.add(torch.cat([value.reshape(1), *told]), partial(self._arrived, asked))
 
     def _arrived(self, asked: _Asked, numbers: list[float]) -> None:
         """The verdict is here: what the host does after a pass that it waited for, it does now."""
-        value, loss_finite, sticky, *flags = numbers
+        value, loss_bad, sticky, *flags = numbers
         scale = self._scales.leave_ahead(asked.site)
         doubt = asked.doubt
         there = max(len(doubt.leaves), 1)  # flags of no gradient are one that is not raised
@@ -222,7 +222,7 @@ class Deferred:
         ]
         mended = [module for module, flag in zip(asked.modules, flags[2 * there :], strict=True) if flag]
         known = {} if asked.earlier is None else asked.earlier.by_scale
-        doubt.by_scale = {id(leaf): known.get(id(leaf), bool(loss_finite)) for leaf, _ in bad}
+        doubt.by_scale = {id(leaf): known.get(id(leaf), not loss_bad) for leaf, _ in bad}
         if self._doubts.resolve(doubt):
             self._flags.raise_later(bad, doubt.by_scale)
         if new and asked.zeroes:
@@ -230,7 +230,7 @@ class Deferred:
                 "zeroed-gradients",
                 "overflowed gradients set to 0 where no torch optimizer steps: an update by hand adds nothing",
             )
-        seen = Seen(asked.site, scale, bool(loss_finite), sticky=bool(sticky), mended=tuple(mended))
+        seen = Seen(asked.site, scale, not loss_bad, sticky=bool(sticky), mended=tuple(mended))
         if asked.is_number:
             seen.number = value
         if asked.shared:
@@ -240,8 +240,10 @@ class Deferred:
         self._judged(seen)
 
 
-def _of_losses(losses: Sequence[Tensor]) -> Tensor:
-    """Return the loss, where there is one number, and whether all are finite: FP64, two numbers."""
-    finite = torch.stack([loss.isfinite().all() for loss in losses]).all().to(torch.float64)
-    value = losses[0].reshape(()).to(torch.float64) if is_one_number(losses) else torch.zeros_like(finite)
-    return torch.stack([value, finite])
+def _of_losses(losses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the loss, where there is one number, and whether any is not finite: a number and a bool, no dimension."""
+    if is_one_number(losses):
+        value = losses[0].reshape(())
+        return value, not_finite(value)
+    bad = torch.stack([not_finite(loss).any() for loss in losses]).any()
+    return bad, bad

@@ -39,11 +39,11 @@ class DeviceScale:
         numbers = self._settings
         if numbers.mode != "dynamic":
             return
-        self._clean.sub_(unknown.to(torch.int32))  # the kernel counts the pass as a clean one
+        self._clean.add_(unknown, alpha=-1)  # the kernel counts the pass as a clean one
         torch._amp_update_scale_(
             self.scale,
             self._clean,
-            (overflowed & ~unknown).to(torch.float32),
+            (overflowed > unknown).to(torch.float32),
             numbers.growth_factor,
             numbers.backoff_factor,
             numbers.growth_interval,

@@ -26,6 +26,7 @@ __all__ = [
     "largest",
     "non_finite",
     "non_finite_flags",
+    "not_finite",
     "read",
     "scale_",
     "unscale_",
@@ -77,6 +78,11 @@ def is_one_number(losses: Sequence[Tensor]) -> bool:
     return len(losses) == 1 and losses[0].numel() == 1 and not losses[0].is_complex()
 
 
+def not_finite(numbers: Tensor) -> Tensor:
+    """Return whether each number is infinite or NaN: bool, in two kernels where `isfinite` takes four."""
+    return (numbers - numbers) != 0
+
+
 def scale_(grads: Iterable[Tensor], factor: float | Tensor) -> None:
     """Multiply gradients in place; exact for a power of two."""
     for group in _grouped(grads):
@@ -112,12 +118,14 @@ def largest(grads: Sequence[Tensor]) -> Tensor:
     """Return the largest magnitude in each gradient, FP32, in their order; NaN where it holds one.
 
     Args:
-        grads: Strided, FP32, at least one, on one device.
+        grads: FP32, at least one, on one device.
     """
-    full = [grad for grad in grads if grad.numel()]  # of nothing there is no largest
-    norms = iter(torch._foreach_norm(full, float("inf")))
-    nothing = grads[0].new_zeros(())
-    return torch.stack([next(norms) if grad.numel() else nothing for grad in grads])
+    numbers = [_values(grad).detach() for grad in grads]
+    norms = list(torch._foreach_norm([one for one in numbers if one.numel()], float("inf")))
+    if len(norms) < len(numbers):  # of nothing there is no largest
+        there, nothing = iter(norms), numbers[0].new_zeros(())
+        norms = [next(there) if one.numel() else nothing for one in numbers]
+    return torch.stack(norms)
 
 
 @torch.no_grad()

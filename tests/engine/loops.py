@@ -274,6 +274,38 @@ def failing_pass():
         own.step()
 
 
+def sparse():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.EmbeddingBag(10, 4, sparse=True), nn.Linear(4, 2))
+    yield model
+    own = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number in range(20):
+        own.zero_grad()
+        model[1](model[0](torch.tensor([[number % 10, 3]]))).square().sum().backward()
+        own.step()
+
+
+def with_empty_gradients():
+    model = small_model()
+    model.register_parameter("nothing", nn.Parameter(torch.ones(0, 3)))
+    yield model
+    own = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
+    for x, y in batches(20):
+        own.zero_grad()
+        (F.mse_loss(model(x), y) + model.nothing.sum()).backward()
+        own.step()
+
+
+def without_gradients():
+    model = small_model()
+    yield model
+    own = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
+    for _ in range(5):
+        own.zero_grad()
+        (torch.ones(1, requires_grad=True) * 2).sum().backward()
+        own.step()
+
+
 def adagrad(parameters):
     return torch.optim.Adagrad(parameters, lr=0.01, fused=True)
 
@@ -312,4 +344,7 @@ LOOPS = {
     "later optimizer": with_a_later_optimizer,
     "stepped twice": stepped_twice,
     "failing pass": failing_pass,
+    "sparse gradients": sparse,
+    "empty gradients": with_empty_gradients,
+    "no gradients": without_gradients,
 }
