@@ -135,6 +135,9 @@ def promote(rule: Rule, device: Device, report: Report) -> Kernel:
     op, excluded = overload(rule.op), _excluded(device)
     if "writes" in rule.facts:
         return _promote_by_statistics(op, excluded, rule.facts["writes"])
+    given = next((argument.name for argument in op._schema.arguments if argument.is_out), None)
+    if given is not None:
+        return _promote_to_given(op, excluded, given)
     writes = op._schema.is_mutable
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -160,6 +163,17 @@ def _promote_by_statistics(op: torch._ops.OpOverload, excluded: Callable[[], Any
             target = torch.float32 if statistics is None else statistics.dtype
             cast = _caster(target)
             return op(cast(x) if target in LOW else x, *map(cast, rest))
+
+    return kernel
+
+
+def _promote_to_given(op: torch._ops.OpOverload, excluded: Callable[[], Any], name: str) -> Kernel:
+    """Inputs take the type of the tensor that the script gave for the result, the first where there are several."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with excluded():
+            target = kwargs[name].dtype
+            return op(*[_as(target, value) for value in args] if target in CASTABLE else args, **kwargs)
 
     return kernel
 
