@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 from mpx.engine.compiled import is_tracing
 from mpx.engine.devices import DEVICES
@@ -328,14 +329,15 @@ def _listed(roots: Any) -> list[Any]:
 def _seeds(roots: list[Any], given: Any) -> list[Tensor | None] | None:
     """Return the seed gradient of each root, None where torch takes ones.
 
-    Instead of the list None, for edges of the graph, and where torch would want a seed and raise.
+    Instead of the list None, for edges of the graph, where torch would want a seed and raise, and for tensors that have
+    a shape and no numbers.
     """
     seeds: list[Tensor | None]
     seeds = [None] * len(roots) if given is None else [given] if isinstance(given, Tensor) else list(given)
     if len(seeds) != len(roots) or not roots:
         return None
     for place, root in enumerate(roots):
-        if not isinstance(root, Tensor):
+        if not isinstance(root, Tensor) or root.is_meta or type(root) is FakeTensor:
             return None
         if seeds[place] is None and not (
             root.requires_grad and root.numel() == 1 and root.is_floating_point()

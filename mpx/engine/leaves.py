@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 
 from mpx.engine.structure import modules_of, tensors
 from mpx.engine.widened import keep_grad, notes_of
@@ -135,7 +136,7 @@ class Leaves:
 
     def saw_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Remember an optimizer; its groups are read anew at each backward pass."""
-        if id(optimizer) not in self._here.optimizers.by_id:
+        if id(optimizer) not in self._here.optimizers.by_id and _has_numbers(optimizer):
             self._optimizers.add(optimizer)
             self._here.optimizers.add(optimizer)
 
@@ -204,6 +205,15 @@ class Leaves:
                 if following is not None and following not in seen:
                     seen.add(following)
                     found.append(following)
+
+
+def _has_numbers(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it steps anything else than shapes, on the meta device or fake, of which nothing can be read."""
+    return any(
+        not parameter.is_meta and type(parameter) is not FakeTensor
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    )
 
 
 def _registered(roots: Iterable[nn.Module]) -> dict[int, Tensor]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, compiler, nn
+from torch._subclasses import FakeTensor
 from torch.compiler import is_dynamo_compiling
 from torch.jit import ScriptModule
 from torch.utils.data import get_worker_info
@@ -362,6 +363,9 @@ class Region:
 
 
 def _device_type(tensor: Tensor) -> str | None:
+    """Return the device type of a tensor, or None where it has a shape and no numbers."""
+    if type(tensor) is FakeTensor:
+        return None
     if tensor.is_cpu:  # told in a tenth of the time that its name takes
         return "cpu"
     return None if tensor.is_meta else tensor.device.type
