@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpx.engine import launcher, leaving, sharding
+from mpx.engine import launcher, leaving, owned, sharding
 from mpx.engine.stepping import OURS, wrapped_classes
 
 if TYPE_CHECKING:
@@ -106,6 +106,23 @@ TABLE: tuple[Intercept, ...] = (
             lambda s, original: s.hooks.wrap_forward_hook(original),
         )
         for name in ("register_forward_hook", "register_forward_pre_hook")
+    ),
+    *(
+        Intercept(
+            "torch.nn.modules.module",
+            f"Module.{name}",
+            lambda s, original: owned.wrap_state_dict(original, s.working),
+        )
+        for name in ("state_dict", "load_state_dict")
+    ),
+    *(
+        Intercept(module, path, lambda s, original: owned.wrap_copying(original, s.working))
+        for module, path in (
+            ("torch._tensor", "Tensor.__deepcopy__"),
+            ("torch._tensor", "Tensor.__reduce_ex__"),
+            ("torch.nn.parameter", "Parameter.__deepcopy__"),
+            ("torch.nn.parameter", "Parameter.__reduce_ex__"),
+        )
     ),
     Intercept("torch._tensor", "Tensor.retain_grad", lambda s, original: s.leaves.wrap_retain_grad(original)),
     *(

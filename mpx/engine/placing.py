@@ -76,6 +76,10 @@ class Placement:
             stand_in.write_back(make)
         return edited
 
+    def own_of(self, tensor: Tensor) -> Tensor | None:
+        """Return the parameter for which a tensor stands in, if it is one of these."""
+        return next((one.own for one in self._stand_ins.values() if one.tensor is tensor), None)
+
     def clear(self) -> None:
         """Forget everything; what is placed stays where it is."""
         self._places.clear()

@@ -91,7 +91,7 @@ class Session:
         converts = self._casts and policy.master_weights is False
         self._half_model = HalfModel(half, rules) if converts else None
         self._substitutions = Substitutions()
-        self._working = (
+        self.working: WorkingCopies | None = (
             WorkingCopies(half, rules, self._substitutions.tell) if policy.master_weights else None
         )
         self.leaves: Leaves = Leaves()
@@ -164,7 +164,7 @@ class Session:
             self.ranks,
             deferred=deferred,
             defers=lambda: not (self._budget.asks or self._watch.armed or self.hooks.waits),
-            held=self._working.in_place_for_backward if self._working is not None else nullcontext,
+            held=self.working.in_place_for_backward if self.working is not None else nullcontext,
             around=self.region.disabled,
             judged=self._judged,
             report=tell,
@@ -211,8 +211,8 @@ class Session:
         self.region.passive = None
 
     def _adoption(self) -> Adoption:
-        if self._working is not None:
-            return Adoption(hold=self._working.in_place, withdrawn=self._working.withdrawn)
+        if self.working is not None:
+            return Adoption(hold=self.working.in_place, withdrawn=self.working.withdrawn)
         if self._half_model is not None:
             return Adoption(hold=self._half_model.hold, withdrawn=self._half_model.withdrawn)
         return AS_THEY_ARE
@@ -249,8 +249,8 @@ class Session:
         """Undo everything; torch is as before. Idempotent."""
         self.catch_up()
         self._undo.close()
-        if self._working is not None:
-            self._working.drop()
+        if self.working is not None:
+            self.working.drop()
 
     def catch_up(self) -> None:
         """Wait for what is on its way from an accelerator; one that has failed has nothing more to say."""
@@ -293,8 +293,8 @@ class Session:
 
     def _ran(self, scale: float | Tensor) -> None:
         """A backward pass returned and its gradients are true; the verdict is on its way."""
-        if self._working is not None:
-            self._working.drop()
+        if self.working is not None:
+            self.working.drop()
         self._ahead += 1
         self._audience.tell("ran", self._progress.backwards + self._ahead, scale)
 
@@ -305,8 +305,8 @@ class Session:
 
     def _judged(self, seen: Seen) -> None:
         """A backward pass returned, its gradients are true, and it is known whether they are finite."""
-        if self._working is not None:
-            self._working.drop()
+        if self.working is not None:
+            self.working.drop()
         self._follow(seen)
 
     def _follow(self, seen: Seen) -> None:
@@ -331,8 +331,8 @@ class Session:
         if self.ranks.accumulates:
             for site, finite in self.ranks.left_alone(optimizer).items():
                 self.scales.judge(site, finite=finite)
-        if self._working is not None:
-            self._working.drop()
+        if self.working is not None:
+            self.working.drop()
         if self._half_model is not None:
             guard_optimizer(optimizer, self.policy.optimizer, self._substitutions.tell)
 

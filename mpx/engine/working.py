@@ -112,6 +112,15 @@ class WorkingCopies:
                 for placement in self._here.placed:
                     placement.place()
 
+    def in_use(self) -> bool:
+        """Whether copies are in place in this thread."""
+        return bool(self._here.placed)
+
+    def parameter_of(self, tensor: Tensor) -> Tensor | None:
+        """Return the parameter of which a tensor is the copy in place; None of any other tensor."""
+        owned = (placement.own_of(tensor) for placement in self._here.placed)
+        return next((own for own in owned if own is not None), None)
+
     def drop(self) -> None:
         """Forget the copies: the weights are about to change, or the graph that they belong to is gone.
 
