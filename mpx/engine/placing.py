@@ -78,7 +78,8 @@ class Placement:
 
     def own_of(self, tensor: Tensor) -> Tensor | None:
         """Return the parameter for which a tensor stands in, if it is one of these."""
-        return next((one.own for one in self._stand_ins.values() if one.tensor is tensor), None)
+        stand_ins = list(self._stand_ins.values())  # the thread that placed them may forget them meanwhile
+        return next((one.own for one in stand_ins if one.tensor is tensor), None)
 
     def clear(self) -> None:
         """Forget everything; what is placed stays where it is."""

@@ -44,10 +44,12 @@ class Adoption(NamedTuple):
     Attributes:
         hold: Context in which the weights are as the level wants them, of a root and the modules of its tree.
         withdrawn: Context in which they are FP32 again, inside `hold`.
+        lends: Whether a half tensor of a module is a copy that a call of any thread holds there.
     """
 
     hold: Callable[[nn.Module, list[nn.Module]], AbstractContextManager[None]]
     withdrawn: Callable[[], AbstractContextManager[None]]
+    lends: Callable[[Tensor], bool] = lambda tensor: False
 
 
 NOTHING = nullcontext()
@@ -204,21 +206,31 @@ class Region:
             self.passive = get_worker_info() is not None  # preparing data is no work of the model
             if self.passive:
                 return None
-        ours = self._ours
-        # where copies are in place of all weights, and where FSDP2 keeps what it has gathered, as in a pipeline
-        if (self._has_copies and _inside_backward()) or hasattr(type(root), "_get_fsdp_state"):
-            ours = (*ours, self._half)
+        ours, half = self._ours, self._half
         walked, seen = [root], {id(root)}  # as `modules_of`, but mostly the first module with state ends it
         for part in walked:
             for owned in (part._parameters, part._buffers):
                 for tensor in owned.values():
-                    if tensor is not None and tensor.dtype in ours:
+                    if tensor is not None and (
+                        tensor.dtype in ours or (tensor.dtype is half and self._lends(root, tensor))
+                    ):
                         return _device_type(tensor)
             for child in part._modules.values():
                 if child is not None and id(child) not in seen:
                     seen.add(id(child))
                     walked.append(child)
         return None
+
+    def _lends(self, root: nn.Module, tensor: Tensor) -> bool:
+        """Whether a half tensor is where a parameter was: a backward pass or another thread runs a part of a held tree.
+
+        And where FSDP2 keeps what it has gathered, as in a pipeline.
+        """
+        return (
+            (self._has_copies and _inside_backward())
+            or hasattr(type(root), "_get_fsdp_state")
+            or self._adoption.lends(tensor)
+        )
 
     def _observed(self, original: Call, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         """An outermost call of a level that changes nothing."""

@@ -211,8 +211,13 @@ class Session:
         self.region.passive = None
 
     def _adoption(self) -> Adoption:
-        if self.working is not None:
-            return Adoption(hold=self.working.in_place, withdrawn=self.working.withdrawn)
+        working = self.working
+        if working is not None:
+            return Adoption(
+                hold=working.in_place,
+                withdrawn=working.withdrawn,
+                lends=lambda tensor: working.parameter_of(tensor) is not None,
+            )
         if self._half_model is not None:
             return Adoption(hold=self._half_model.hold, withdrawn=self._half_model.withdrawn)
         return AS_THEY_ARE

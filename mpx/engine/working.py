@@ -38,9 +38,10 @@ COMPARED_CALLS = 3  # how often a root's copies are compared afterwards with wha
 class _Here(threading.local):
     """The copies of one thread: the end of its pass must not take those of a model that another thread trains."""
 
-    def __init__(self) -> None:
+    def __init__(self, everywhere: dict[int, list[Placement]]) -> None:
         self.recent: weakref.WeakKeyDictionary[nn.Module, Placement] = weakref.WeakKeyDictionary()
         self.placed: list[Placement] = []
+        everywhere[threading.get_ident()] = self.placed
         self.islands = 0
         self.island_opened = False
 
@@ -54,7 +55,8 @@ class WorkingCopies:
         self._cast = Tensor.half if half is torch.float16 else Tensor.bfloat16
         self._rules = rules
         self._report = report
-        self._here = _Here()
+        self._everywhere: dict[int, list[Placement]] = {}  # what is placed, by thread
+        self._here = _Here(self._everywhere)
         self._calls: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 
     def in_place(self, root: nn.Module, parts: list[nn.Module]) -> AbstractContextManager[None]:
@@ -117,8 +119,9 @@ class WorkingCopies:
         return bool(self._here.placed)
 
     def parameter_of(self, tensor: Tensor) -> Tensor | None:
-        """Return the parameter of which a tensor is the copy in place; None of any other tensor."""
-        owned = (placement.own_of(tensor) for placement in self._here.placed)
+        """Return the parameter of which a tensor is the copy in place, in whatever thread; None of any other tensor."""
+        placements = [placement for placed in list(self._everywhere.values()) for placement in placed]
+        owned = (placement.own_of(tensor) for placement in placements)
         return next((own for own in owned if own is not None), None)
 
     def drop(self) -> None:
