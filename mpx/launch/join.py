@@ -25,8 +25,8 @@ def join_run(run_dir: str) -> None:
     The process ends without unwinding: a script's `try: import torch` must not catch the refusal.
     """
     try:
-        with _uncollected():
-            from mpx.engine import start
+        with _uncollected(), _unfinished_aside():
+            from mpx.engine.start import start
 
             start(Path(run_dir))
     except MpxError as error:
@@ -62,6 +62,26 @@ def _uncollected() -> Iterator[None]:
             gc.unfreeze()
         if enabled:
             gc.enable()
+
+
+@contextmanager
+def _unfinished_aside() -> Iterator[None]:
+    """Have modules of mpx imported anew that are half imported, because it is they that the script lets import torch.
+
+    When the body of such a module has run, the import system hands on what stands in `sys.modules` by then.
+    """
+    aside = {
+        name: module
+        for name, module in list(sys.modules.items())
+        if name.startswith("mpx.") and getattr(module.__spec__, "_initializing", False)
+    }
+    for name in aside:
+        del sys.modules[name]
+    try:
+        yield
+    finally:
+        for name, module in aside.items():
+            sys.modules.setdefault(name, module)
 
 
 def _end(run_dir: str, event: dict[str, Any], text: str, exit_code: int) -> NoReturn:

@@ -48,6 +48,14 @@ def test_a_script_trains_and_its_error_is_shown_as_by_python(shell):
     assert [process["ended"] for process in record["processes"]] == [True]
 
 
+@pytest.mark.parametrize("first", ["mpx.engine.session", "mpx.monitors.coverage"])
+def test_a_script_may_import_a_part_of_ours_that_imports_torch_before_torch(shell, first):
+    script = shell.script("trains.py", f"import {first}\n" + SMALL)
+    ours = shell.mpx("-O", "O1", "--require-instrumented", script)
+    assert ours.returncode == 0, ours.stderr
+    assert ours.record["backwards"] == 3
+
+
 def test_an_error_inside_backward_is_shown_as_by_python(shell):
     """Backward and step go through functions of ours at every level that scales."""
     script = shell.script("trains.py", SMALL + "    net(torch.randn(2, 4)).backward()\n")
