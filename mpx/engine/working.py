@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ModuleRules", "WorkingCopies"]
 
+# The engine begins with what was made last, and copies are made before all else. With the number of the nodes that fill
+# `.grad` their gradients reach the parameters as soon as they are known, as those of a cast at its use do: half ones do
+# not gather until the end of the pass, and a data-parallel reducer need not wait for it.
+SOON = 2**64 - 1
 COMPARED_CALLS = 3  # how often a root's copies are compared afterwards with what they were made from
 
 
@@ -65,7 +69,7 @@ class WorkingCopies:
             return traced(self._places(parts), self._to_half)
         for module in self._rules.learn(root, parts):
             self._tell(module)
-        placement = Placement(self._places(parts), self._to_half)
+        placement = Placement(self._places(parts), self._copy)
         here = self._here
         here.island_opened = False
         if torch.is_grad_enabled() and not in_transform():
@@ -165,6 +169,12 @@ class WorkingCopies:
                 f"weights:{kind}",
                 f"weights of `{kind}` stay FP32: a half copy would not reach all that it does with them",
             )
+
+    def _copy(self, parameter: Tensor) -> Tensor:
+        half = self._to_half(parameter)
+        if (node := half.grad_fn) is not None:
+            node._set_sequence_nr(SOON)  # type: ignore[attr-defined]
+        return half
 
     def _to_half(self, parameter: Tensor) -> Tensor:
         half = self._cast(parameter)

@@ -277,3 +277,28 @@ def test_a_model_that_the_script_forgets_is_freed(level_2):
         del model
         gc.collect()
         assert [reference() for reference in gone] == [None] * len(gone)
+
+
+def test_gradients_arrive_layer_by_layer_as_in_plain_training(level_2):
+    """Not all at the end: half gradients would gather until then, and a data-parallel reducer would wait."""
+
+    class Deep(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            for number, layer in enumerate(self):
+                x = layer(x)
+                x.register_hook(lambda _, number=number: seen.append(f"activation {number}"))
+            return x
+
+    seen: list[str] = []
+
+    def arrivals() -> list[str]:
+        seen.clear()
+        model = Deep(*(nn.Linear(8, 8) for _ in range(4)))
+        for name, parameter in model.named_parameters():
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: seen.append(name))
+        step(model)
+        return [one.partition(".")[0] for one in seen]  # weight and bias in any order
+
+    plain = arrivals()
+    with level_2():
+        assert arrivals() == plain
