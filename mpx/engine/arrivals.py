@@ -41,18 +41,17 @@ class Arrivals:
         """Call `then` with `numbers` once they are on the host, and all that was added before has been gone on with.
 
         Args:
-            numbers: One dimension, on an accelerator; copied now. None for what only has to keep the order.
+            numbers: One dimension; copied now. None for what only has to keep the order.
             then: Whatever it raises reaches the script at its next pass or step.
         """
-        if numbers is None:
-            if not self._queue:
-                then([])
-                return
-            self._queue.append((None, then))
+        start = None if numbers is None else device_of(numbers).fetch
+        if numbers is None or start is None:
+            here = [] if numbers is None else numbers.tolist()
+            if self._queue:
+                self._queue.append((None, lambda _: then(here)))
+            else:
+                then(here)
             return
-        start = device_of(numbers).fetch
-        if start is None:
-            raise TypeError(f"numbers on `{numbers.device}` need no fetching. Expected an accelerator's")
         self._queue.append((start(numbers), then))
         if len(self._queue) > MOST_ON_THEIR_WAY and not self._going_on:
             self._go_on()

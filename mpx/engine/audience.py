@@ -5,14 +5,18 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from mpx.monitors import Monitor
+from mpx.engine.devices import HALF, peak_memory
+from mpx.engine.reroutes import half_outside
+from mpx.monitors import Coverage, Exponents, Losses, Monitor, Overflows, PeakMemory, Throughput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from torch import nn
+    from torch import Tensor, nn
 
-__all__ = ["Audience"]
+    from mpx.presets.policy import Policy
+
+__all__ = ["Audience", "chosen_monitors"]
 
 MOMENTS = ("called", "around", "ran", "passed", "went_wrong", "asked_to_step", "stepped", "snapshot")
 NOTHING = nullcontext()
@@ -74,3 +78,35 @@ class Audience:
         for moment, listeners in self._listeners.items():
             self._listeners[moment] = [listener for listener in listeners if listener[0] is not monitor]
         self._failed(monitor, error)
+
+
+def chosen_monitors(
+    policy: Policy,
+    *,
+    casts: bool,
+    where: Callable[[Sequence[Tensor]], tuple[str | None, str]],
+    emit: Callable[..., None],
+    fetch: Callable[[Tensor, Callable[[list[float]], None]], None],
+) -> Iterator[Monitor]:
+    """Return the monitors that a preset asks for.
+
+    Args:
+        policy: The resolved preset.
+        casts: Whether the level computes in half at all.
+        where: Names the module and parameter of overflowed leaves.
+        emit: Writes one event of the record.
+        fetch: Brings numbers from a device, without a wait.
+    """
+    chosen = policy.monitors
+    if chosen.losses:
+        yield Losses(chosen.history_points)
+    if chosen.overflow:
+        yield Overflows(where, emit)
+    if chosen.coverage and casts:
+        yield Coverage(half_outside)
+    if chosen.throughput:
+        yield Throughput(chosen.history_points)
+    if chosen.memory:
+        yield PeakMemory(chosen.history_points, peak_memory)
+    if chosen.gradients:
+        yield Exponents(HALF[policy.dtype], fetch)

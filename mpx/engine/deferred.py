@@ -74,7 +74,7 @@ class Deferred:
         *,
         doubts: Doubts,
         mend: Callable[[torch.device], tuple[Sequence[nn.Module], Tensor | None]],
-        ran: Callable[[float | Tensor], None],
+        ran: Callable[[], None],
         judged: Callable[[Seen], None],
         report: Report,
         skips: bool,
@@ -89,7 +89,7 @@ class Deferred:
             running: Holds the pass that the engine is at, for the hooks.
             doubts: Keeps those leaves until then, on the device.
             mend: Puts poisoned statistics back on their device; returns modules, and a flag for each.
-            ran: Told of each pass when it has run, with its scale.
+            ran: Told of each pass when it has run.
             judged: Told of it when the verdict is here.
             report: Tells substitutions.
             skips: Whether overflowed gradients are kept from the weights at this level.
@@ -155,11 +155,11 @@ class Deferred:
             raise
         finally:
             self._running.end(now)
-        self._settle(site, losses, leaves, earlier, before, scale, shared=shared)
+        self._settle(site, losses, leaves, earlier, before, shared=shared)
 
     def observe(self, site: str, losses: Sequence[Tensor], *, at_once: bool) -> None:
         """Ask what the losses of a pass were that ran as the script wrote it; wait for it if somebody wants to know."""
-        self._ran(1.0)
+        self._ran()
 
         def arrived(numbers: list[float]) -> None:
             value, loss_bad = numbers
@@ -170,14 +170,13 @@ class Deferred:
             self._arrivals.wait()
 
     @torch.no_grad()
-    def _settle(  # noqa: PLR0917
+    def _settle(
         self,
         site: str,
         losses: Sequence[Tensor],
         leaves: list[Tensor],
         earlier: Earlier,
         before: Before | None,
-        scale: float | Tensor,
         *,
         shared: bool,
     ) -> None:
@@ -195,7 +194,7 @@ class Deferred:
         for _, grad in unstepped:
             grad.detach().masked_fill_(overflowed, 0)
         modules, poisoned = self._mend(false.device)
-        self._ran(scale)
+        self._ran()
         asked = _Asked(
             site,
             self._doubts.end_pass(filled, parts, bad),

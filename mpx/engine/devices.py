@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["DEVICES", "Arriving", "Device", "describe", "device_of"]
+__all__ = ["DEVICES", "Arriving", "Device", "describe", "device_of", "peak_memory"]
 
 HALF = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 AMPERE = (
@@ -131,6 +131,12 @@ def device_of(tensor: torch.Tensor) -> Device:
             hint="run the script with `--opt-level O0`, or move the model to one of these devices",
         )
     return row
+
+
+def peak_memory() -> tuple[str, int]:
+    """Return the type of the device that counts, the accelerator once it is in use, and its peak so far in bytes."""
+    kind = "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"
+    return kind, DEVICES[kind].peak_bytes()
 
 
 def describe() -> dict[str, object]:

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from mpx.engine.arrivals import Arrivals
-from mpx.engine.audience import Audience
+from mpx.engine.audience import Audience, chosen_monitors
 from mpx.engine.backward import Backward
 from mpx.engine.budget import Budget
 from mpx.engine.checkpoints import Checkpoints
 from mpx.engine.deferred import Deferred
-from mpx.engine.devices import DEVICES, HALF
+from mpx.engine.devices import DEVICES, HALF, peak_memory
 from mpx.engine.doubts import Doubts
 from mpx.engine.functions import ScriptFunctions
 from mpx.engine.gradients import Flags, read
@@ -29,7 +29,6 @@ from mpx.engine.pipeline import Pipelines
 from mpx.engine.ranks import Ranks
 from mpx.engine.reduction import Reduction
 from mpx.engine.region import AS_THEY_ARE, Adoption, Region
-from mpx.engine.reroutes import half_outside
 from mpx.engine.running import Running
 from mpx.engine.scales import Scales
 from mpx.engine.script_amp import ScriptAmp
@@ -39,21 +38,10 @@ from mpx.engine.structure import modules_of
 from mpx.engine.substitutions import Substitutions
 from mpx.engine.watch import ForwardWatch
 from mpx.engine.working import ModuleRules, WorkingCopies
-from mpx.monitors import (
-    Coverage,
-    Exponents,
-    Losses,
-    Monitor,
-    Overflows,
-    PeakMemory,
-    Progress,
-    Seen,
-    Step,
-    Throughput,
-)
+from mpx.monitors import Monitor, Progress, Seen, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch import Tensor
     from torch.optim import Optimizer
@@ -201,8 +189,15 @@ class Session:
     def _start_counting(self) -> None:
         self._progress = Progress()
         self._ahead = 0  # passes whose verdict is on its way
-        self._audience = Audience([self._progress, *self._chosen_monitors()], self._lost)
-        self._budget = Budget(self.policy, self.scales, emit=self._emit, peak_bytes=lambda: _peak_memory()[1])
+        chosen = chosen_monitors(
+            self.policy,
+            casts=self._casts,
+            where=self._names.of_nearest_to_loss,
+            emit=self._emit,
+            fetch=self._arrivals.add,
+        )
+        self._audience = Audience([self._progress, *chosen], self._lost)
+        self._budget = Budget(self.policy, self.scales, emit=self._emit, peak_bytes=lambda: peak_memory()[1])
 
     def forked(self) -> None:
         """This process is a child of the one that installed the session: count anew, and see whether it is a worker."""
@@ -221,21 +216,6 @@ class Session:
         if self._half_model is not None:
             return Adoption(hold=self._half_model.hold, withdrawn=self._half_model.withdrawn)
         return AS_THEY_ARE
-
-    def _chosen_monitors(self) -> Iterator[Monitor]:
-        chosen = self.policy.monitors
-        if chosen.losses:
-            yield Losses(chosen.history_points)
-        if chosen.overflow:
-            yield Overflows(self._names.of_nearest_to_loss, self._emit)
-        if chosen.coverage and self._casts:
-            yield Coverage(half_outside)
-        if chosen.throughput:
-            yield Throughput(chosen.history_points)
-        if chosen.memory:
-            yield PeakMemory(chosen.history_points, _peak_memory)
-        if chosen.gradients:
-            yield Exponents(HALF[self.policy.dtype])
 
     def install(self) -> None:
         """Let torch work at the policy's level. If anything fails, torch is as before."""
@@ -296,12 +276,12 @@ class Session:
             if module.training:
                 self._statistics.before_call(parts)
 
-    def _ran(self, scale: float | Tensor) -> None:
+    def _ran(self) -> None:
         """A backward pass returned and its gradients are true; the verdict is on its way."""
         if self.working is not None:
             self.working.drop()
         self._ahead += 1
-        self._audience.tell("ran", self._progress.backwards + self._ahead, scale)
+        self._audience.tell("ran", self._progress.backwards + self._ahead)
 
     def _judged_later(self, seen: Seen) -> None:
         """The verdict on the oldest of those is here."""
@@ -395,8 +375,3 @@ class Session:
         where = type(monitor).__name__
         self._emit("fault", where=where, text=repr(error))
         say(f"the monitor {where} failed and is off ({error!r}); the run goes on")
-
-
-def _peak_memory() -> tuple[str, int]:
-    kind = "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"
-    return kind, DEVICES[kind].peak_bytes()

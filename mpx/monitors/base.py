@@ -99,8 +99,8 @@ class Monitor:
         """Return a context for the work of an outermost call."""
         return nullcontext()
 
-    def ran(self, number: int, scale: float | Tensor) -> None:
-        """Backward pass `number` has run, at a scale that the host may not know; `passed` comes once it is judged.
+    def ran(self, number: int) -> None:
+        """Backward pass `number` has run; `passed` comes once it is judged.
 
         Told only of a pass whose verdict is on its way from an accelerator: by then its gradients may be gone.
         """

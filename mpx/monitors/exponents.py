@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import weakref
+from bisect import bisect_left
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,24 +29,33 @@ ELEMENTS = 1024  # of each gradient, evenly spaced
 class Exponents(Monitor):
     """`gradients` of the record: of the true gradients, before the script clips them.
 
-    The counts stay on the device of the gradients and are read when a snapshot is due: no pass waits for them. A
-    sampled pass costs about ten kernels, whatever the number of parameters; samples become rarer as a run goes on.
+    They are counted on the device of the gradients, and nothing waits for the counts. A sampled pass costs about five
+    kernels and one more a parameter; samples become rarer as a run goes on.
     """
 
-    def __init__(self, half: torch.dtype) -> None:
-        """Make the monitor; `half` is the type whose underflow is counted."""
-        self._half = half
+    def __init__(
+        self, half: torch.dtype, fetch: Callable[[Tensor, Callable[[list[float]], None]], None]
+    ) -> None:
+        """Make the monitor.
+
+        Args:
+            half: The type whose underflow is counted.
+            fetch: Calls a function with the numbers of a tensor, once they are on the host.
+        """
+        self._half, self._fetch = half, fetch
         limits = torch.finfo(half)
         # Half of the least number above 0: what is not larger rounds to 0.
         self._flushed = int(math.log2(limits.smallest_normal * limits.eps)) - 1
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._latest: Callable[[], Optimizer | None] = lambda: None
-        self._counts: dict[torch.device, Tensor] = {}
+        self._edges: dict[tuple[torch.device, float], _Edges] = {}
+        self._counts = [0] * (_NOT_FINITE + 1)
+        self._lost = 0
         self._samples = 0
         self._next = 0
         self._stride = FIRST_STRIDE
         self._scale = 1.0
-        self._early: dict[int, dict[torch.device, Tensor]] = {}  # samples of passes that are not judged yet
+        self._early: dict[int, list[Tensor]] = {}  # samples of passes that are not judged yet
         self._ran = 0  # the last of those
 
     def asked_to_step(self, optimizer: Optimizer) -> None:
@@ -52,54 +63,51 @@ class Exponents(Monitor):
             self._latest = weakref.ref(optimizer)
             self._optimizers.add(optimizer)
 
-    def ran(self, number: int, scale: float | Tensor) -> None:
+    def ran(self, number: int) -> None:
         self._ran = number
         if self._is_due(number):
             self._next = number + self._stride
-            self._early[number] = self._sample(scale)
+            self._early[number] = self._sample()
 
     def passed(self, one: Pass) -> None:
-        early = self._early.pop(one.number, None)
+        sample = self._early.pop(one.number, None)
         if one.kind is not None or one.seen.sticky:
             return
-        if early is None:
+        if sample is None:
             if one.number <= self._ran or not self._is_due(one.number):
                 return
             self._next = one.number + self._stride
-            early = self._sample(one.seen.scale)
+            sample = self._sample()
         self._samples += 1
         if self._samples % SAMPLES_A_STRIDE == 0:
             self._stride *= 2
         self._scale = one.seen.scale
-        for device, counts in early.items():
-            known = self._counts.get(device)
-            self._counts[device] = counts if known is None else known.add_(counts)
+        for values in sample:
+            key = values.device, self._scale
+            edges = self._edges.get(key)
+            if edges is None:
+                edges = self._edges[key] = _Edges(values.device, 2.0**self._flushed / self._scale)
+            self._fetch(edges.count(values), partial(self._add, edges.split))
 
     def _is_due(self, number: int) -> bool:
         return number >= self._next and bool(self._optimizers)
 
-    @torch.no_grad()
-    def _sample(self, scale: float | Tensor) -> dict[torch.device, Tensor]:
+    @torch.inference_mode()  # nothing of autograd is entered for it
+    def _sample(self) -> list[Tensor]:
+        """Return some numbers of each gradient, by device: what becomes of the gradients does not change them."""
         by_device: dict[torch.device, list[Tensor]] = {}
         for grad in self._gradients():
-            flat = grad.detach().reshape(-1)
+            flat = grad.reshape(-1)
             # An odd stride: with an even one, a matrix of an even width would be seen in a few columns only.
             stride = (flat.numel() // ELEMENTS) | 1
-            by_device.setdefault(grad.device, []).append(flat[::stride])
-        return {device: self._count(parts, scale) for device, parts in by_device.items()}
+            by_device.setdefault(grad.device, []).append(flat[::stride].to(torch.float32))
+        return [torch.cat(parts) for parts in by_device.values()]
 
-    def _count(self, parts: list[Tensor], scale: float | Tensor) -> Tensor:
-        values = torch.cat([part.to(torch.float32) for part in parts])
-        # 0.5 * 2**e and up: its leading bit is worth 2**(e - 1).
-        exponents = torch.frexp(values).exponent.to(torch.int64) - 1
-        finite, there = values.isfinite(), values != 0
-        bins = exponents.clamp_(LOWEST, HIGHEST).sub_(LOWEST)
-        bins.masked_fill_(~there, _ZERO).masked_fill_(~finite, _NOT_FINITE)
-        counts = torch.zeros(_BINS, dtype=torch.int64, device=values.device)
-        counts.scatter_add_(0, bins, torch.ones_like(bins))
-        lost = there & (values.abs() * scale <= 2.0**self._flushed)
-        counts[_LOST].add_(lost.sum())
-        return counts
+    def _add(self, split: int, counts: list[float]) -> None:
+        """Add what one sample counted between its edges, of which one more is at `split`."""
+        self._lost += int(sum(counts[1 : split + 1]))
+        merged = [*counts[:split], counts[split] + counts[split + 1], *counts[split + 2 :]]
+        self._counts = [total + int(more) for total, more in zip(self._counts, merged, strict=True)]
 
     def _gradients(self) -> Iterator[Tensor]:
         for optimizer in list(self._optimizers):
@@ -111,8 +119,8 @@ class Exponents(Monitor):
                         yield grad
 
     def snapshot(self) -> dict[str, Any]:
-        total = [sum(numbers) for numbers in zip(*(c.tolist() for c in self._counts.values()), strict=True)]
-        there = total[:_ZERO]
+        total = self._counts
+        there = total[1:_NOT_FINITE]
         number = sum(there)
         if not number:
             return {"gradients": None}
@@ -124,13 +132,39 @@ class Exponents(Monitor):
                 "passes": self._samples,
                 "half": str(self._half).removeprefix("torch."),
                 "exponents": {"min": first + LOWEST, "max": last + LOWEST, "counts": there[first : last + 1]},
-                "zeros": total[_ZERO] / (number + total[_ZERO]),
-                "underflow": {"unscaled": below / number, "scaled": total[_LOST] / number},
+                "zeros": total[0] / (number + total[0]),
+                "underflow": {"unscaled": below / number, "scaled": self._lost / number},
                 "scale": self._scale,
             }
         }
 
 
-# After the bins of the exponents: what is exactly 0, what is no number, and how many underflow although scaled.
-_ZERO, _NOT_FINITE, _LOST = range(HIGHEST - LOWEST + 1, HIGHEST - LOWEST + 4)
-_BINS = _LOST + 1
+# What is at most the first edge is 0; then one bin an exponent, whose edge is its largest number; then no number.
+_EDGES = [
+    0.0,
+    *(math.ldexp(1.0 - 2.0**-24, exponent + 1) for exponent in range(LOWEST, HIGHEST)),
+    torch.finfo(torch.float32).max,
+]
+_NOT_FINITE = len(_EDGES)
+
+
+class _Edges:
+    """The edges of one device at one loss scale: the limit of what underflows is an edge among the others.
+
+    Few kernels do it, and such as take any number as it is: each different kernel that a process calls brings a tenth
+    of a MiB of torch's code into its memory.
+    """
+
+    def __init__(self, device: torch.device, lost_to: float) -> None:
+        """Count on `device`; what is there and not above `lost_to` underflows."""
+        self.split: int = bisect_left(_EDGES, lost_to)
+        edges = torch.tensor([*_EDGES[: self.split], lost_to, *_EDGES[self.split :]])
+        self._edges = edges.to(device, non_blocking=True)  # it need not wait: the numbers are in the command
+        self._one = torch.ones(1, dtype=torch.int64, device=device)
+
+    @torch.inference_mode()
+    def count(self, values: Tensor) -> Tensor:
+        """Return how many of the numbers are between the edges; NaN is in the last, with what is infinite."""
+        bins = torch.bucketize(values.abs(), self._edges)
+        counts = torch.zeros(len(self._edges) + 1, dtype=torch.int64, device=values.device)
+        return counts.scatter_add_(0, bins, self._one.expand(bins.shape))

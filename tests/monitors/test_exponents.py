@@ -20,7 +20,7 @@ def watching(*gradients: torch.Tensor, half: torch.dtype = torch.float16) -> Exp
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
     optimizer = torch.optim.SGD(parameters, lr=0.1)
-    monitor = Exponents(half)
+    monitor = Exponents(half, fetch=lambda counts, then: then(counts.tolist()))
     monitor.kept = optimizer  # the monitor itself holds none alive
     monitor.asked_to_step(optimizer)
     return monitor
@@ -61,6 +61,25 @@ def test_the_share_that_underflows_is_the_share_that_the_type_makes_zero(half, s
     assert found["scale"] == scale
 
 
+def test_every_number_is_counted_where_its_bits_say():
+    """Each power of two and its neighbours, down to the least number that there is, at scales with and without ties."""
+    powers = torch.tensor([math.ldexp(1.0, exponent) for exponent in range(-149, 128)])
+    inf = torch.tensor(math.inf)
+    gradient = torch.cat([powers, torch.nextafter(powers, inf), torch.nextafter(powers, -inf), -powers])
+    gradient = gradient[gradient != 0]
+    monitor = watching(gradient)
+    scales = [2.0**-14, 1.0, 3.0, 65536.0]
+    for number, scale in enumerate(scales):
+        monitor.passed(a_pass(1 + 100 * number, scale))
+    found = monitor.snapshot()["gradients"]
+    reached = (torch.frexp(gradient).exponent - 1).clamp(LOWEST, HIGHEST)
+    assert found["exponents"]["counts"] == [
+        len(scales) * int((reached == exponent).sum()) for exponent in range(LOWEST, HIGHEST + 1)
+    ]
+    lost = [(gradient.abs().double() * scale <= 2.0**-25).double().mean().item() for scale in scales]
+    assert found["underflow"]["scaled"] == pytest.approx(sum(lost) / len(scales), rel=1e-12)
+
+
 def test_a_large_gradient_is_seen_in_part_and_in_every_column():
     """A power of two as width and as distance between samples would show a few columns over and over."""
     gradient = torch.zeros(1024, 1024)
@@ -98,7 +117,7 @@ def test_nothing_is_touched():
 def test_samples_become_rare_as_a_run_goes_on(monkeypatch):
     monitor = watching(torch.ones(1))
     sampled = []
-    monkeypatch.setattr(monitor, "_sample", lambda scale: sampled.append(scale) or {})
+    monkeypatch.setattr(monitor, "_sample", lambda: sampled.append(1) or [])
     for number in range(1, 100_001):
         monitor.passed(a_pass(number))
     assert 100 < len(sampled) < 32 * math.log2(100_000)
