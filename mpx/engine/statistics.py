@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,7 +34,6 @@ class StatisticsGuard:
     def __init__(self) -> None:
         self._kept: Kept = weakref.WeakKeyDictionary()
         self._older: Kept = weakref.WeakKeyDictionary()
-        self._owners: dict[tuple[int, ...], Tensor] = {}
 
     def before_call(self, parts: Iterable[nn.Module]) -> None:
         """Copy what an outermost call in training mode is about to change; `parts` are the modules of its tree."""
@@ -57,20 +57,20 @@ class StatisticsGuard:
 
         Returns the modules whose statistics were kept, and for each whether it was poisoned (bool, on the device).
         """
-        kept = {module: saved for module, saved in self._kept.items() if saved[0].device == device}
+        kept = {
+            module: saved
+            for module, saved in self._kept.items()
+            if saved[0].device == device and isinstance(module.running_mean, Tensor)
+        }
         self.accept()
         if not kept:
             return [], None
         present = [[getattr(module, name).data for name in NAMES] for module in kept]
         means, variances, counts = map(list, zip(*present, strict=True))
         channels = tuple(len(mean) for mean in means)
-        if channels not in self._owners:
-            self._owners[channels] = (
-                torch.arange(len(channels)).repeat_interleave(torch.tensor(channels)).to(device)
-            )
         largest = torch.stack(torch._foreach_norm([*means, *variances], float("inf")))
         poisoned = largest.view(2, -1).isfinite().logical_not_().any(0)
-        of_channel = poisoned.index_select(0, self._owners[channels])
+        of_channel = poisoned.index_select(0, _owner_of_each(channels, device))
         before = [torch.cat([saved[place] for saved in kept.values()]) for place in (0, 1)]
         for there, earlier in zip((means, variances), before, strict=True):
             right = torch.where(of_channel, earlier, torch.cat(there))
@@ -99,3 +99,11 @@ class StatisticsGuard:
         self._kept.clear()
         self._older.clear()
         return poisoned
+
+
+@lru_cache(maxsize=32)
+def _owner_of_each(channels: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return for each channel of all modules the place of its module."""
+    with torch.inference_mode(mode=False):
+        owners = torch.arange(len(channels)).repeat_interleave(torch.tensor(channels))
+        return owners.to(device, non_blocking=True)
