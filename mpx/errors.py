@@ -7,7 +7,8 @@ leads out. This module imports nothing but the standard library, so every other 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from mpx.values import frozen
 
 __all__ = [
     "DeviceError",
@@ -58,7 +59,7 @@ class LaunchError(MpxError):
         self.exit_code = exit_code
 
 
-@dataclass(frozen=True)
+@frozen
 class Problem:
     """One mistake at one place: of a preset file, or of the command line.
 

@@ -19,17 +19,18 @@ ROOT = Path(__file__).resolve().parent.parent
 # moment when a process imports torch: the launcher then starts it, by an import inside a function.
 MAY_IMPORT = {
     "mpx": set(),
-    "errors": set(),
-    "gates": {"errors"},
-    "presets": {"errors", "gates"},
+    "values": set(),
+    "errors": {"values"},
+    "gates": {"errors", "values"},
+    "presets": {"errors", "gates", "values"},
     "loss_scale": {"errors", "presets"},
-    "record": {"errors"},
-    "report": {"errors", "gates", "record"},
+    "record": {"errors", "values"},
+    "report": {"errors", "gates", "record", "values"},
     "monitors": {"errors", "loss_scale", "presets", "record"},
     "engine": {"errors", "gates", "loss_scale", "presets", "record", "monitors"},
     "apex": {"errors", "loss_scale", "engine", "launch"},
-    "launch": {"errors", "record"},
-    "cli": {"errors", "gates", "presets", "record", "report", "launch"},
+    "launch": {"errors", "record", "values"},
+    "cli": {"errors", "gates", "presets", "record", "report", "launch", "values"},
     "__main__": {"cli"},
 }
 MAY_IMPORT_INSIDE_A_FUNCTION = {"launch": {"engine"}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ import click
 from mpx.errors import Problem, UsageError
 from mpx.gates import Gate, GateError, parse_gate
 from mpx.record import RunDirectory, find_run
+from mpx.values import frozen
 
 if TYPE_CHECKING:
     from mpx.record import RunRecord
@@ -23,7 +24,7 @@ GATE_FAILED = 96
 _SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
-@dataclass(frozen=True)
+@frozen
 class Gates:
     """Gates with the runs that they compare with, and where they were asked for."""
 

@@ -9,9 +9,9 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 from mpx.gates.measures import MEASURES, UNITS, Measure
+from mpx.values import frozen
 
 __all__ = ["Gate", "GateError", "parse_gate"]
 
@@ -47,7 +47,7 @@ class GateError(Exception):
         self.suggestion = suggestion
 
 
-@dataclass(frozen=True)
+@frozen
 class Gate:
     """An expression that was understood. `bound` is in the measure's own unit; `run` names what it compares with."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
+
+from mpx.values import frozen
 
 __all__ = ["MEASURES", "UNITS", "Kind", "Measure"]
 
@@ -33,7 +34,7 @@ UNITS: Mapping[Kind, Mapping[str, float]] = {
 }
 
 
-@dataclass(frozen=True)
+@frozen
 class Measure:
     """Something that a record tells.
 

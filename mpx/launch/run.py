@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from mpx import __version__
@@ -17,11 +16,12 @@ from mpx.launch.placement import is_first_rank
 from mpx.launch.supervise import Beat, Ending, child_environment, replace, supervise
 from mpx.launch.target import Target
 from mpx.record import RunDirectory
+from mpx.values import frozen
 
 __all__ = ["Order", "check_ops", "run_as_rank", "run_supervised"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Order:
     """What is to run, and how. `word` is the target as the user wrote it, `command` the whole command line."""
 

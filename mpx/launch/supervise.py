@@ -17,13 +17,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn
 
 from mpx.errors import LaunchError
 from mpx.launch.target import NOT_EXECUTABLE, NOT_FOUND, Target
 from mpx.launch.witness import Witness
+from mpx.values import frozen
 
 __all__ = ["Beat", "Ending", "child_environment", "mirror", "replace", "supervise"]
 
@@ -35,7 +35,7 @@ _FROM_KEYBOARD = (signal.SIGINT, signal.SIGQUIT)
 _PR_SET_PDEATHSIG = 1
 
 
-@dataclass(frozen=True)
+@frozen
 class Ending:
     """How the target ended. `returncode` is the exit code, or the negated number of the signal that ended it."""
 
@@ -65,7 +65,7 @@ class Ending:
         return "failed" if self.returncode else "completed"
 
 
-@dataclass(frozen=True)
+@frozen
 class Beat:
     """Something to do every so many seconds while the target runs; what it raises is nobody's business."""
 

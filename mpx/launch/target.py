@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from mpx.errors import LaunchError, UsageError
+from mpx.values import frozen
 
 __all__ = ["KINDS", "NOT_EXECUTABLE", "NOT_FOUND", "Kind", "Target", "detect"]
 
@@ -21,7 +21,7 @@ NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 
 
-@dataclass(frozen=True)
+@frozen
 class Target:
     """What is to run: `argv` starts it as its user would, `name` is for folders and reports."""
 

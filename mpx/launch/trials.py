@@ -6,15 +6,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mpx.errors import RecordError
+from mpx.values import frozen
 
 __all__ = ["Plan", "Turn", "run_turn", "turns"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Plan:
     """What to run: `words` is all of `mpx run` from the target's options on (`-m`, `--as`, `--`, target, arguments)."""
 
@@ -25,7 +25,7 @@ class Plan:
     folder: Path
 
 
-@dataclass(frozen=True)
+@frozen
 class Turn:
     """One run: its record goes to `record`, what the script prints into files beside it."""
 

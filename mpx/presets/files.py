@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mpx.errors import PresetError, Problem
@@ -14,6 +13,7 @@ from mpx.presets.shipped import configs_dir, preset_names
 from mpx.presets.tree import Place
 from mpx.presets.values import nearest
 from mpx.presets.yaml_file import read_yaml
+from mpx.values import frozen
 
 __all__ = [
     "PresetFile",
@@ -29,7 +29,7 @@ __all__ = [
 _SUFFIXES = (".yaml", ".yml")
 
 
-@dataclass(frozen=True)
+@frozen
 class PresetFile:
     """A preset that exists as a file. `built_in` ones are part of mpx and have a name instead of a path."""
 

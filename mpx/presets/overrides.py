@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from mpx.errors import PresetError
@@ -11,13 +10,14 @@ from mpx.presets.policy import field_specs
 from mpx.presets.settings import EXTENDS, Layer, interpret
 from mpx.presets.tree import Listing, Place, Scalar, Tree, from_object
 from mpx.presets.yaml_file import parse_text
+from mpx.values import frozen
 
 __all__ = ["Override", "override_layer", "parse_set"]
 
 _OPTIONS = "the command line"
 
 
-@dataclass(frozen=True)
+@frozen
 class Override:
     """One value from outside any file, and the option that gave it.
 

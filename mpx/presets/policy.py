@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import field, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from mpx.errors import PresetError
+from mpx.values import frozen, frozen_by_keywords
 
 __all__ = [
     "FIRST_SCHEMA",
@@ -51,7 +52,7 @@ def _choice(*, unresolved: tuple[str, ...]) -> Any:
     return field(metadata={"unresolved": unresolved})
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen_by_keywords
 class LossScale:
     """How the loss is scaled. Scales and factors are powers of two: multiplying by one is exact."""
 
@@ -64,7 +65,7 @@ class LossScale:
     max: float = _number(power_of_two=True)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen_by_keywords
 class Collapse:
     """What happens after `after` skipped steps in a row."""
 
@@ -72,14 +73,14 @@ class Collapse:
     action: Literal["warn", "stop"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen_by_keywords
 class ForwardOverflow:
     """When a module whose forward pass leaves the half type's range is computed in FP32; 0 is never."""
 
     float32_after: int = _number(at_least=0)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen_by_keywords
 class Ops:
     """The dtype of operations: `@group` (a file of `configs/ops/`) or the name of one operation.
 
@@ -95,7 +96,7 @@ class Ops:
     user_half: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen_by_keywords
 class OptimizerGuards:
     """What keeps an optimizer alive on half state; `min_eps` of 0 leaves every eps alone."""
 
@@ -103,14 +104,14 @@ class OptimizerGuards:
     unfuse: bool
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen_by_keywords
 class Ddp:
     """In what type `DistributedDataParallel` reduces gradients; None is theirs, as torch does."""
 
     comm_dtype: Literal["float16", "bfloat16"] | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen_by_keywords
 class Monitors:
     """What is watched while the script runs; `history_points` bounds every series in memory and on disk."""
 
@@ -123,7 +124,7 @@ class Monitors:
     history_points: int = _number(at_least=4)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen_by_keywords
 class Policy:
     """A resolved, complete preset. Two policies are equal when every value is."""
 
@@ -174,7 +175,7 @@ class Policy:
         return cls.from_dict(_nest(values))
 
 
-@dataclass(frozen=True)
+@frozen
 class FieldSpec:
     """One value that a preset can set."""
 

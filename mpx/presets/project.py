@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from mpx.presets.files import display_path
 from mpx.presets.settings import Layer, read_layer
 from mpx.presets.tree import Place, Table, from_object
 from mpx.presets.yaml_file import read_text, read_yaml
+from mpx.values import frozen
 
 __all__ = ["PROJECT_FILES", "Project", "find_project", "read_project"]
 
@@ -26,7 +27,7 @@ PROJECT_FILES = (_PROJECT_FILE, _PYPROJECT)
 _ROOT_MARKS = (".git", ".hg")
 
 
-@dataclass(frozen=True)
+@frozen
 class Project:
     """A project file and what it sets; `layer` is None when only notices came of it."""
 

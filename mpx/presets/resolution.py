@@ -19,6 +19,7 @@ from mpx.presets.settings import EXTENDS, UNKNOWN_KEY, Layer, Setting
 from mpx.presets.shipped import preset_names, unlisted
 from mpx.presets.spelling import show_policy, show_value
 from mpx.presets.tree import Place
+from mpx.values import frozen
 
 __all__ = ["PresetInfo", "Resolved", "list_presets", "resolve", "show", "validate"]
 
@@ -30,7 +31,7 @@ _LEVEL_KEYS = ("dtype", "cast_model_type", "patch_torch_functions", "keep_batchn
 _MISSING_SHOWN = 6
 
 
-@dataclass(frozen=True)
+@frozen
 class Resolved:
     """A policy and how it came about.
 
@@ -50,7 +51,7 @@ class Resolved:
         return groups_of(self.policy)
 
 
-@dataclass(frozen=True)
+@frozen
 class PresetInfo:
     """A built-in preset, as a list shows it."""
 

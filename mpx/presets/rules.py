@@ -7,16 +7,16 @@ refused here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, TypeAlias
 
 from mpx.presets.values import power_text
+from mpx.values import frozen
 
 __all__ = ["Refusal", "Warn", "judge"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Refusal:
     """These fields cannot have these values together; `way_out` says what to do instead."""
 
@@ -25,7 +25,7 @@ class Refusal:
     way_out: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Warn:
     """Allowed, and probably not what was meant."""
 

@@ -13,6 +13,7 @@ from mpx.presets.shipped import check_op_entry
 from mpx.presets.spelling import show_value
 from mpx.presets.tree import Listing, Place, Scalar, Table, Tree
 from mpx.presets.values import InvalidValueError, nearest, parse_entry, parse_value
+from mpx.values import frozen
 
 __all__ = ["EXTENDS", "UNKNOWN_KEY", "Layer", "Setting", "interpret", "read_layer"]
 
@@ -33,7 +34,7 @@ _FOREIGN_NAMES: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True)
+@frozen
 class Setting:
     """One value for one field. `append` adds to the list below instead of replacing it."""
 

@@ -6,10 +6,10 @@ YAML, TOML and the command line all become this, so there is one reader of value
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from mpx.errors import Problem
+from mpx.values import frozen
 
 __all__ = ["Listing", "Place", "Scalar", "Table", "Tree", "from_object"]
 
@@ -17,7 +17,7 @@ __all__ = ["Listing", "Place", "Scalar", "Table", "Tree", "from_object"]
 _SHOWN = 60
 
 
-@dataclass(frozen=True)
+@frozen
 class Place:
     """Where something was written. `origin` is what a report shows: `file:line`, or the option."""
 
@@ -44,7 +44,7 @@ class Place:
         return Problem(self.where, key, what, expected, received, suggestion, self.source, self.column)
 
 
-@dataclass(frozen=True)
+@frozen
 class Scalar:
     """A single value as it was written; `null` when the file says that there is none."""
 
@@ -61,7 +61,7 @@ class Scalar:
         return f"`{shown[:_SHOWN]}…`" if len(shown) > _SHOWN else f"`{shown}`"
 
 
-@dataclass(frozen=True)
+@frozen
 class Listing:
     """Values in order."""
 
@@ -72,7 +72,7 @@ class Listing:
         return "a list"
 
 
-@dataclass(frozen=True)
+@frozen
 class Table:
     """Keys with the place of the key, and values; a key occurs once."""
 

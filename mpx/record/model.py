@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 from mpx.errors import RecordError
@@ -28,11 +28,12 @@ from mpx.record.parts import (
     Throughput,
     Verdict,
 )
+from mpx.values import frozen
 
 __all__ = ["Process", "RunRecord", "Snapshot"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Process:
     """One process that imported torch. `trained`: it ran a backward pass or an optimizer step."""
 
@@ -60,7 +61,7 @@ class Process:
     steps: Steps = field(default_factory=Steps)
 
 
-@dataclass(frozen=True)
+@frozen
 class Snapshot:
     """Everything that one process counted from its start until now: the payload of a `snapshot` event."""
 
@@ -94,7 +95,7 @@ class Snapshot:
         return self.trained or self.forwards > 0
 
 
-@dataclass(frozen=True)
+@frozen
 class RunRecord:
     """The fold of all events of a run: `run.json`.
 

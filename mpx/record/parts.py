@@ -6,7 +6,9 @@ of a pass (of an overflow, a scaler, a loss) means that number.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from mpx.values import frozen
 
 __all__ = [
     "Communication",
@@ -35,7 +37,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@frozen
 class Device:
     """Where the tensors of the run were; `capabilities` are the device table's words."""
 
@@ -44,7 +46,7 @@ class Device:
     capabilities: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@frozen
 class Steps:
     """Calls of `Optimizer.step`: each attempted one was either applied or skipped."""
 
@@ -53,7 +55,7 @@ class Steps:
     skipped: int = 0
 
 
-@dataclass(frozen=True)
+@frozen
 class OptimizerSteps:
     """The steps of one optimizer; `name` is its class, with a number when there are several."""
 
@@ -63,7 +65,7 @@ class OptimizerSteps:
     skipped: int = 0
 
 
-@dataclass(frozen=True)
+@frozen
 class Scaler:
     """The loss scale of one call site of `backward`; `history` holds `[backward, scale]`, thinned."""
 
@@ -78,7 +80,7 @@ class Scaler:
     history: list[list[float]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@frozen
 class OverflowCounts:
     """Backward passes with a non-finite value, each counted once, by where it came from.
 
@@ -91,7 +93,7 @@ class OverflowCounts:
     backward_inf: int = 0
 
 
-@dataclass(frozen=True)
+@frozen
 class Overflow:
     """One backward pass with a non-finite value; `kind` is a field name of `OverflowCounts`.
 
@@ -111,7 +113,7 @@ class Overflow:
     t: float = 0.0
 
 
-@dataclass(frozen=True)
+@frozen
 class LossCurve:
     """The values of the loss of one call site of `backward`, thinned; first and last are always there."""
 
@@ -120,7 +122,7 @@ class LossCurve:
     value: list[float] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@frozen
 class StepTime:
     """Milliseconds from one optimizer step to the next."""
 
@@ -128,7 +130,7 @@ class StepTime:
     p95: float
 
 
-@dataclass(frozen=True)
+@frozen
 class Throughput:
     """How fast the steps were, without the first ones; `history` holds `[step, milliseconds]`, thinned."""
 
@@ -137,7 +139,7 @@ class Throughput:
     history: list[list[float]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@frozen
 class Memory:
     """The most memory that was in use at once on `device`; `history` holds `[step, peak until then]`, thinned."""
 
@@ -146,7 +148,7 @@ class Memory:
     history: list[list[float]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@frozen
 class Exponents:
     """How many numbers were in [2^e, 2^(e+1)), for each e from `min` to `max`."""
 
@@ -155,7 +157,7 @@ class Exponents:
     counts: list[int] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@frozen
 class Underflow:
     """Which share of the gradients that are not 0 would be 0 in the half type, as they are and times the loss scale."""
 
@@ -163,7 +165,7 @@ class Underflow:
     scaled: float
 
 
-@dataclass(frozen=True)
+@frozen
 class Gradients:
     """How large gradients were, from `passes` sampled ones: true values, before the script clips them.
 
@@ -178,7 +180,7 @@ class Gradients:
     scale: float = 1.0
 
 
-@dataclass(frozen=True)
+@frozen
 class Rank:
     """One rank in one attempt (torchrun's restarts). `shared_passes`: those judged together with other ranks.
 
@@ -203,7 +205,7 @@ class Rank:
     signal: str | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Communication:
     """The gradients that a rank gave to be reduced in `dtype`: `bytes`, and `full_bytes` in their own type.
 
@@ -216,7 +218,7 @@ class Communication:
     full_bytes: int = 0
 
 
-@dataclass(frozen=True)
+@frozen
 class Desync:
     """Ranks that share gradients had other loss scales, first after pass `backward`: `scales` by rank."""
 
@@ -226,7 +228,7 @@ class Desync:
     scales: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@frozen
 class OpWork:
     """What one operation did in one dtype."""
 
@@ -236,7 +238,7 @@ class OpWork:
     calls: int = 0
 
 
-@dataclass(frozen=True)
+@frozen
 class Coverage:
     """How much of the matmul and convolution work ran in a half type (0 to 1; None when not measured).
 
@@ -248,7 +250,7 @@ class Coverage:
     missing: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class Substitution:
     """Something that mpx did otherwise than the script asked; `text` is a sentence for the report."""
 
@@ -257,7 +259,7 @@ class Substitution:
     count: int = 1
 
 
-@dataclass(frozen=True)
+@frozen
 class Stop:
     """mpx ended the script. `reason` is max-steps or abort-on, `text` what was asked and what was met."""
 
@@ -269,7 +271,7 @@ class Stop:
     t: float = 0.0
 
 
-@dataclass(frozen=True)
+@frozen
 class Verdict:
     """What became of a gate. `value` is in the gate's own unit; None when it could not be judged, which is no pass."""
 
@@ -280,7 +282,7 @@ class Verdict:
     origin: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class Fault:
     """A part of mpx that failed while the run went on."""
 
@@ -290,7 +292,7 @@ class Fault:
     count: int = 1
 
 
-@dataclass(frozen=True)
+@frozen
 class Finding:
     """A conclusion: `severity` is info, warning or error; `hint` is a command or an edit."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 from mpx.record.model import Process, RunRecord
 from mpx.record.parts import LossCurve, Overflow, Scaler
 from mpx.report.wording import percent, printable
+from mpx.values import frozen
 
 __all__ = [
     "ZEROED",
@@ -41,7 +41,7 @@ ZEROED = "zeroed-gradients"  # the engine's id of that substitution
 SETTLING_GAP = 20
 
 
-@dataclass(frozen=True)
+@frozen
 class Settling:
     """The search of a dynamic scale for its range: `overflows` within the first `passes`, down to `scale`."""
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from mpx.errors import RecordError, UsageError
 from mpx.record.model import RunRecord
 from mpx.record.shards import write_atomically
 from mpx.report.formats import FORMATS, Options, render
+from mpx.values import frozen
 
 __all__ = ["ReportFile", "format_of", "parse_report", "write_report", "write_reports"]
 
 
-@dataclass(frozen=True)
+@frozen
 class ReportFile:
     """A report that is to be written; without a path it goes into the run directory, under its format's name."""
 

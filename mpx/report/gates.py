@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 from mpx.gates import Gate, parse_gate
 from mpx.record.model import RunRecord
@@ -13,11 +12,12 @@ from mpx.report import wording
 from mpx.report.curves import relative_gap, tail_loss
 from mpx.report.facts import last_loss, loss_scale, own_overflows, skips_nonfinite, working
 from mpx.report.wording import amount, count, share
+from mpx.values import frozen
 
 __all__ = ["judge", "preset_gates"]
 
 
-@dataclass(frozen=True)
+@frozen
 class _Measured:
     """A value in the gate's unit and in words; without a value the words say why there is none."""
 
@@ -25,7 +25,7 @@ class _Measured:
     text: str
 
 
-@dataclass(frozen=True)
+@frozen
 class _Case:
     """What a measure looks at."""
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mpx.errors import RecordError, UsageError
 from mpx.record.model import RunRecord
+from mpx.values import frozen
 
 __all__ = ["Scalar", "scalars", "write_events"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Scalar:
     """One point of a series; `t` is when it was, as far as it is known: passes are taken to be evenly spread."""
 

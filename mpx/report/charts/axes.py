@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+from mpx.values import frozen
 
 __all__ = ["KINDS", "Scale", "counted"]
 
@@ -15,7 +16,7 @@ _LEAST_RANGE = 1e-5  # less, in relation to the values, is a flat line: ticks wo
 _EXPONENTS = (-1022, 1022)
 
 
-@dataclass(frozen=True)
+@frozen
 class Scale:
     """Values from `low` to `high`, seen through `through` (a logarithm, or nothing), with its ticks."""
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 from mpx.report.charts.axes import KINDS, Scale, counted
 from mpx.report.charts.plot import Chart, Line, Plot, Point
 from mpx.report.markup import Markup, tag
+from mpx.values import frozen
 
 __all__ = ["MARKS", "Shape", "draw", "legend"]
 
@@ -23,7 +23,7 @@ LONGEST_LABEL = 34  # letters
 DOTS_UP_TO = 40  # points of a line that are drawn as dots too
 
 
-@dataclass(frozen=True)
+@frozen
 class Shape:
     """The sign for a kind of event: its path around the origin, and what a legend calls it."""
 
@@ -42,7 +42,7 @@ MARKS: Mapping[str, Shape] = {
 }
 
 
-@dataclass(frozen=True)
+@frozen
 class _Frame:
     """Where things go: from values to pixels of the picture."""
 

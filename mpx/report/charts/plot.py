@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from mpx.report.wording import amount
+from mpx.values import frozen
 
 __all__ = ["Axis", "Bar", "Chart", "Edge", "Level", "Line", "Mark", "Plot", "Point", "finite", "pairs"]
 
@@ -19,7 +19,7 @@ def counted(value: float) -> str:
     return amount(int(value))
 
 
-@dataclass(frozen=True)
+@frozen
 class Axis:
     """A vertical axis: `kind` is a row of `axes.KINDS`, `word` writes a value on it with its unit."""
 
@@ -29,7 +29,7 @@ class Axis:
     names: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class Line:
     """A series of finite points by rising x. `stairs`: a value holds until the next. Elsewhere a gap splits a line."""
 
@@ -38,7 +38,7 @@ class Line:
     stairs: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class Mark:
     """Something that happened at a point; `kind` is a row of `draw.MARKS`."""
 
@@ -48,7 +48,7 @@ class Mark:
     text: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Level:
     """A value that holds for the whole run, drawn across."""
 
@@ -56,7 +56,7 @@ class Level:
     y: float
 
 
-@dataclass(frozen=True)
+@frozen
 class Bar:
     """So much, `y`, of what lies between `x` and `x` + 1."""
 
@@ -64,7 +64,7 @@ class Bar:
     y: float
 
 
-@dataclass(frozen=True)
+@frozen
 class Edge:
     """A value of x at which something begins, drawn from top to bottom."""
 
@@ -72,7 +72,7 @@ class Edge:
     x: float
 
 
-@dataclass(frozen=True)
+@frozen
 class Plot:
     """What is drawn over `x` from `begin` to `end`; `unit` names x, and what it counts in the singular."""
 
@@ -88,7 +88,7 @@ class Plot:
     levels: tuple[Level, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class Chart:
     """A plot with what one needs to know without seeing it: a sentence, and the values as a table."""
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from mpx.record.model import RunRecord
 from mpx.record.parts import LossCurve
 from mpx.report.curves import at, relative_gap, smoothed
 from mpx.report.facts import loss_curve
 from mpx.report.wording import percent
+from mpx.values import frozen
 
 __all__ = ["Curve", "Gap", "curve_of", "distance", "gap", "mean_curve"]
 
 WARM_UP = 0.1  # of the points: a level that skips its first steps begins a little later
 
 
-@dataclass(frozen=True)
+@frozen
 class Curve:
     """A smoothed loss at backward passes."""
 
@@ -25,7 +25,7 @@ class Curve:
     values: list[float]
 
 
-@dataclass(frozen=True)
+@frozen
 class Gap:
     """Distances of a curve from another, as shares of the other; positive `final` is above it."""
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mpx.record.model import RunRecord
+from mpx.values import frozen
 
 __all__ = ["Comparison", "Issue", "LevelResult", "Noise", "Settings", "Trial"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Settings:
     """What counts as a difference. All are shares, 0 to 1.
 
@@ -24,7 +25,7 @@ class Settings:
     worth_memory: float = 0.10
 
 
-@dataclass(frozen=True)
+@frozen
 class Trial:
     """One run at one level, and the value of the metric that the script printed."""
 
@@ -33,7 +34,7 @@ class Trial:
     metric: float | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Noise:
     """How far runs of the baseline are from each other, as shares: nothing nearer than that can be told apart."""
 
@@ -43,7 +44,7 @@ class Noise:
     step_time: float | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Issue:
     """Something found at a level. `at` is the backward pass in which it begins; an error rules the level out."""
 
@@ -54,7 +55,7 @@ class Issue:
     at: int | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class LevelResult:
     """What the runs at one level came to. Gaps and ratios are against the baseline; a speed-up of 2 is twice as fast.
 
@@ -82,7 +83,7 @@ class LevelResult:
     curve: list[float] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@frozen
 class Comparison:
     """Levels against the first of them. `verdict` is the level to take, None when that cannot be said."""
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from mpx.record.model import RunRecord
 from mpx.report.formats.options import Options
+from mpx.values import frozen
 
 __all__ = ["FORMATS", "Format", "Options", "Renderer", "render"]
 
 Renderer = Callable[[RunRecord, Options], str]
 
 
-@dataclass(frozen=True)
+@frozen
 class Format:
     """One way to show a record.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
 from mpx.record.model import RunRecord
@@ -11,11 +10,12 @@ from mpx.report.facts import half_type, level, program
 from mpx.report.formats.options import Options
 from mpx.report.headline import ending, headline
 from mpx.report.wording import printable
+from mpx.values import frozen
 
 __all__ = ["junit"]
 
 
-@dataclass(frozen=True)
+@frozen
 class _Case:
     """One test case: `failure` is why it failed, `output` what there is to read although it did not."""
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
+
+from mpx.values import frozen
 
 __all__ = ["Options"]
 
@@ -15,7 +16,7 @@ WIDEST = 120
 NARROWEST = 60
 
 
-@dataclass(frozen=True)
+@frozen
 class Options:
     """What a format needs to know besides the record.
 

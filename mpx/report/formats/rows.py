@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from mpx.record.model import RunRecord
 from mpx.report import wording
@@ -26,6 +25,7 @@ from mpx.report.facts import (
 )
 from mpx.report.sparkline import means, sparkline, steps
 from mpx.report.wording import amount, code, count, printable, share, times
+from mpx.values import frozen
 
 __all__ = ["ROWS", "Row", "Style"]
 
@@ -40,7 +40,7 @@ _SHIPPED = re.compile(r"configs/O\d(-\w+)?\.yaml")
 _NOT_A_CHOICE = frozenset({"schema", "name", "description"})
 
 
-@dataclass(frozen=True)
+@frozen
 class Row:
     """A line with its label; `importance` says which rows stay when there is not room for all (the highest)."""
 
@@ -49,7 +49,7 @@ class Row:
     importance: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Style:
     """What can be shown. `histories`: as bars; not where a chart shows them."""
 

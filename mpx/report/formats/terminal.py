@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from mpx.record.model import RunRecord
 from mpx.record.parts import Finding
@@ -16,6 +15,7 @@ from mpx.report.formats.rows import ROWS, Row, Style
 from mpx.report.formats.tables import tables
 from mpx.report.headline import ALL_CLEAR, SEVERITY_WORDS, all_clear, ending, headline
 from mpx.report.wording import amount, count, printable
+from mpx.values import frozen
 
 __all__ = ["MOST_LINES", "terminal"]
 
@@ -26,7 +26,7 @@ _HINT_OF_A_NOTE = 20
 _COLORS = {"error": "31;1", "warning": "33", "note": "36", "ok": "32", "hint": "36"}
 
 
-@dataclass(frozen=True)
+@frozen
 class _Block:
     """Lines that stay or go together."""
 
