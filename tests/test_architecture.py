@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "record": {"errors", "values"},
     "report": {"errors", "gates", "record", "values"},
     "monitors": {"errors", "loss_scale", "presets", "record"},
-    "engine": {"errors", "gates", "loss_scale", "presets", "record", "monitors"},
+    "engine": {"errors", "gates", "loss_scale", "presets", "record", "monitors", "values"},
     "apex": {"errors", "loss_scale", "engine", "launch"},
     "launch": {"errors", "record", "values"},
     "cli": {"errors", "gates", "presets", "record", "report", "launch", "values"},

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import resource
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from mpx.errors import DeviceError
+from mpx.values import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,7 @@ class Arriving(Protocol):
         """Return them; waits until they are here, and for nothing that the device was asked later."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Device:
     """One device type.
 

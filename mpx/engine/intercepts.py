@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ import torch
 
 from mpx.engine import launcher, leaving, owned, sharding
 from mpx.engine.stepping import OURS, wrapped_classes
+from mpx.values import frozen
 
 if TYPE_CHECKING:
     from mpx.engine.session import Session
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["TABLE", "Intercept", "Intercepts"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Intercept:
     """One attribute of torch.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
@@ -45,6 +44,8 @@ class Options:
         plain = bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb" or bool(environ.get("CI"))
         if environ.get("NO_COLOR") or not (forced or (stream.isatty() and not plain)):
             return cls(verbosity, encoding=encoding, run_path=run_path)
+        import shutil  # it loads all that it can unpack, 2 ms, and most reports are plain
+
         width = shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns
         return cls(
             verbosity,
