@@ -104,7 +104,7 @@ class Deferred:
         """Whether a pass at a call site may be deferred: from `roots`, on an accelerator, to these leaves."""
         if not self._scales.serves_ahead(site, roots[0]):
             return False
-        if self._doubts.replaced():
+        if self._doubts.outlast(leaves):
             self._arrivals.wait()
         if self._flags.raised:
             return False

@@ -16,10 +16,12 @@ from torch import distributed, nn
 
 from mpx.engine.devices import DEVICES
 from mpx.engine.judge import CollapseError
+from tests.engine.exchanges import EXCHANGES
 from tests.engine.loops import LOOPS, batches, small_model, usual
 from tests.engine.test_costs import Reads
 
 NEVER = 10**9
+EVERY_LOOP = LOOPS | EXCHANGES
 
 
 @pytest.fixture
@@ -72,12 +74,12 @@ def trained(script, at_level, level, settings):
 
 @pytest.mark.parametrize("looks", [0, 1, 5, NEVER])
 @pytest.mark.parametrize("level", ["O1", "O2", "O1-bf16", "O0"])
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("name", EVERY_LOOP)
 def test_the_training_is_that_of_one_that_waits(name, level, looks, accelerator, at_level):
     settings = TROUBLED if level in ("O1", "O2") else ()
-    expected = trained(LOOPS[name], at_level, level, settings)
+    expected = trained(EVERY_LOOP[name], at_level, level, settings)
     accelerator(looks)
-    seen, weights, summary, events = trained(LOOPS[name], at_level, level, settings)
+    seen, weights, summary, events = trained(EVERY_LOOP[name], at_level, level, settings)
     assert repr(seen) == repr(expected[0])  # NaN is NaN
     torch.testing.assert_close(weights, expected[1], rtol=0, atol=0, equal_nan=True)
     # a sample that was taken of a pass which turns out to have overflowed is not made up for
