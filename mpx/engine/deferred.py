@@ -73,7 +73,7 @@ class Deferred:
         running: Running,
         *,
         doubts: Doubts,
-        mend: Callable[[torch.device], tuple[Sequence[nn.Module], Tensor | None]],
+        mend: Callable[[Tensor], tuple[Sequence[nn.Module], Tensor | None]],
         ran: Callable[[], None],
         judged: Callable[[Seen], None],
         report: Report,
@@ -88,7 +88,7 @@ class Deferred:
             flags: Receives the leaves that overflowed, once that is known.
             running: Holds the pass that the engine is at, for the hooks.
             doubts: Keeps those leaves until then, on the device.
-            mend: Puts poisoned statistics back on their device; returns modules, and a flag for each.
+            mend: Puts poisoned statistics back after a pass that was not clean; returns modules, and a flag for each.
             ran: Told of each pass when it has run.
             judged: Told of it when the verdict is here.
             report: Tells substitutions.
@@ -192,8 +192,9 @@ class Deferred:
         self._scales.move_ahead(site, overflowed, loss_bad if known is None else loss_bad | sticky)
         unstepped = filled[sum(end - begin for begin, end in parts.values()) :] if self._skips else []
         for _, grad in unstepped:
+        wrong = loss_bad | (overflowed if known is None else overflowed > sticky)
             grad.detach().masked_fill_(overflowed, 0)
-        modules, poisoned = self._mend(false.device)
+        modules, poisoned = self._mend(wrong)
         self._ran()
         asked = _Asked(
             site,
