@@ -245,5 +245,6 @@ def _of_losses(losses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     if is_one_number(losses):
         value = losses[0].reshape(())
         return value, not_finite(value)
-    bad = torch.stack([not_finite(loss).any() for loss in losses]).any()
+    device = losses[0].device
+    bad = torch.stack([not_finite(loss).any().to(device) for loss in losses]).any()
     return bad, bad
