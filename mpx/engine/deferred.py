@@ -151,6 +151,8 @@ class Deferred:
             earlier.make_true(graded(leaves))
             self._scales.leave_ahead(site)
             self._arrivals.wait()
+            if before is not None:
+                self._flags.raise_later(*before.overflowed())
             self._flags.raise_for(non_finite(leaves), by_scale=True)
             raise
         finally:

@@ -73,6 +73,12 @@ class Before:
         """The engine begins: what is written into gradients from now on is added to them."""
         self.grads = [(grad, grad._version) for grad, _ in self.grads]
 
+    def overflowed(self) -> tuple[list[tuple[Tensor, weakref.ref[Tensor]]], dict[int, bool]]:
+        """Return, once the verdict is here, what `Flags.raise_later` asks for."""
+        known = self.doubt.by_scale
+        flagged = zip(self.leaves, self.grads, strict=True)
+        return [(leaf, weakref.ref(grad)) for leaf, (grad, _) in flagged if id(leaf) in known], known
+
     def among(self, filled: Filled, false: Tensor) -> tuple[Tensor, Tensor]:
         """Return a flag for each filled leaf, whether it overflowed before the pass, and whether the pass added to one.
 
