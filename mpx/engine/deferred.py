@@ -192,9 +192,9 @@ class Deferred:
         overflowed = new.any()
         value, loss_bad = _of_losses(losses)
         self._scales.move_ahead(site, overflowed, loss_bad if known is None else loss_bad | sticky)
+        wrong = loss_bad | (overflowed if known is None else overflowed > sticky)
         unstepped = filled[sum(end - begin for begin, end in parts.values()) :] if self._skips else []
         for _, grad in unstepped:
-        wrong = loss_bad | (overflowed if known is None else overflowed > sticky)
             grad.detach().masked_fill_(overflowed, 0)
         modules, poisoned = self._mend(wrong)
         self._ran()

@@ -256,5 +256,7 @@ def skips_by_itself(optimizer: Optimizer) -> bool:
 
 
 def _has_begun(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    if not group.get("momentum"):
+        return True
     state = optimizer.state
-    return not group.get("momentum") or any("momentum_buffer" in state.get(p, ()) for p in group["params"])
+    return all("momentum_buffer" in state.get(p, ()) for p in group["params"] if p.grad is not None)

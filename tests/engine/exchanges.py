@@ -1,5 +1,7 @@
 """Training loops in which optimizers, parameters and gradients change hands between a pass and a step."""
 
+from contextlib import suppress
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -109,6 +111,34 @@ def gradients_of_the_script():
         own.step()
 
 
+def layers_in_turns():
+    model = small_model()
+    yield model
+    own = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    for number, (x, y) in enumerate(batches(30)):
+        for place in (0, 2):
+            model[place].requires_grad_((number // 15 == 0) is (place == 0))
+        own.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        (loss * 2.0**20 if number == 15 else loss).backward()
+        own.step()
+
+
+def failing_after_a_clip():
+    model = small_model()
+    yield model
+    own = sgd(model.parameters())
+    for x, y in batches(30):
+        own.zero_grad()
+        large(model, x, y).backward()
+        nn.utils.clip_grad_value_(model.parameters(), 0.1)
+        output = model(x)
+        output.register_hook(lambda grad: 1 / 0)
+        with suppress(ZeroDivisionError):
+            F.mse_loss(output, y).backward()
+        own.step()
+
+
 EXCHANGES = {
     "inputs of the other player": inputs_of_the_other_player,
     "inputs of a part": inputs_of_a_part,
@@ -117,4 +147,6 @@ EXCHANGES = {
     "gradients copied": gradients_copied_to_another_model,
     "gradients exchanged": gradients_exchanged,
     "gradients of the script": gradients_of_the_script,
+    "layers in turns": layers_in_turns,
+    "failing after a clip": failing_after_a_clip,
 }
