@@ -196,6 +196,8 @@ class Deferred:
         unstepped = filled[sum(end - begin for begin, end in parts.values()) :] if self._skips else []
         for _, grad in unstepped:
             grad.detach().masked_fill_(overflowed, 0)
+        if known is not None:
+            bad = bad | known  # clipped since, maybe: its step is skipped all the same
         modules, poisoned = self._mend(wrong)
         self._ran()
         asked = _Asked(

@@ -139,6 +139,20 @@ def failing_after_a_clip():
         own.step()
 
 
+def clipped_between_passes():
+    """Infinities, without a NaN: clipping makes them finite before the next pass looks."""
+    model = small_model()
+    yield model
+    own = sgd(model.parameters())
+    for x, _ in batches(30):
+        own.zero_grad()
+        model(x.abs()).sum().backward()
+        for _ in range(2):
+            nn.utils.clip_grad_value_(model.parameters(), 0.1)
+            (model(x).sum() * 2.0**-20).backward()
+        own.step()
+
+
 EXCHANGES = {
     "inputs of the other player": inputs_of_the_other_player,
     "inputs of a part": inputs_of_a_part,
@@ -148,5 +162,6 @@ EXCHANGES = {
     "gradients exchanged": gradients_exchanged,
     "gradients of the script": gradients_of_the_script,
     "layers in turns": layers_in_turns,
+    "clipped between passes": clipped_between_passes,
     "failing after a clip": failing_after_a_clip,
 }
