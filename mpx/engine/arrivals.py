@@ -7,6 +7,7 @@ from several is done in the order in which they were asked for.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,8 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._queue: deque[tuple[Arriving | None, Then]] = deque()
-        self._going_on = False
+        self._going_on = False  # of the thread that holds the lock
+        self._lock = threading.RLock()
 
     def __bool__(self) -> bool:
         """Whether anything has been asked for that nobody has gone on with."""
@@ -53,25 +55,40 @@ class Arrivals:
                 then(here)
             return
         self._queue.append((start(numbers), then))
-        if len(self._queue) > MOST_ON_THEIR_WAY and not self._going_on:
-            self._go_on()
+        if len(self._queue) > MOST_ON_THEIR_WAY and self._lock.acquire(blocking=False):
+            try:
+                if not self._going_on:
+                    self._go_on()
+            finally:
+                self._lock.release()
 
     def take(self) -> None:
-        """Go on with what is here. Waits for nothing."""
-        while self._queue and not self._going_on:
-            arriving, _ = self._queue[0]
-            if arriving is not None and not arriving.ready():
-                break
-            self._go_on()
+        """Go on with what is here. Waits for nothing, nor for another thread that does so."""
+        if not self._queue or not self._lock.acquire(blocking=False):
+            return
+        try:
+            while self._queue and not self._going_on:
+                arriving, _ = self._queue[0]
+                if arriving is not None and not arriving.ready():
+                    break
+                self._go_on()
+        finally:
+            self._lock.release()
 
     def wait(self) -> None:
-        """Wait for all that is on its way, and go on with it; inside a `then`, which is part of that, do nothing."""
-        while self._queue and not self._going_on:
-            self._go_on()
+        """Wait for all that is on its way, and go on with it; inside a `then`, which is part of that, do nothing.
+
+        Also for what another thread has begun to go on with: whoever asks acts on it.
+        """
+        with self._lock:
+            while self._queue and not self._going_on:
+                self._go_on()
 
     def forget(self) -> None:
-        """Drop all that is on its way: in a forked child it is the parent's."""
+        """Drop all that is on its way: in a forked child it is the parent's, as is a lock that is held."""
         self._queue.clear()
+        self._lock = threading.RLock()
+        self._going_on = False
 
     def _go_on(self) -> None:
         arriving, then = self._queue.popleft()

@@ -73,7 +73,7 @@ class Deferred:
         running: Running,
         *,
         doubts: Doubts,
-        mend: Callable[[torch.device], tuple[Sequence[nn.Module], Tensor | None]],
+        mend: Callable[[Tensor], tuple[Sequence[nn.Module], Tensor | None]],
         ran: Callable[[], None],
         judged: Callable[[Seen], None],
         report: Report,
@@ -88,7 +88,7 @@ class Deferred:
             flags: Receives the leaves that overflowed, once that is known.
             running: Holds the pass that the engine is at, for the hooks.
             doubts: Keeps those leaves until then, on the device.
-            mend: Puts poisoned statistics back on their device; returns modules, and a flag for each.
+            mend: Puts poisoned statistics back after a pass that was not clean; returns modules, and a flag for each.
             ran: Told of each pass when it has run.
             judged: Told of it when the verdict is here.
             report: Tells substitutions.
@@ -104,7 +104,7 @@ class Deferred:
         """Whether a pass at a call site may be deferred: from `roots`, on an accelerator, to these leaves."""
         if not self._scales.serves_ahead(site, roots[0]):
             return False
-        if self._doubts.replaced():
+        if self._doubts.outlast(leaves):
             self._arrivals.wait()
         if self._flags.raised:
             return False
@@ -151,6 +151,8 @@ class Deferred:
             earlier.make_true(graded(leaves))
             self._scales.leave_ahead(site)
             self._arrivals.wait()
+            if before is not None:
+                self._flags.raise_later(*before.overflowed())
             self._flags.raise_for(non_finite(leaves), by_scale=True)
             raise
         finally:
@@ -190,10 +192,13 @@ class Deferred:
         overflowed = new.any()
         value, loss_bad = _of_losses(losses)
         self._scales.move_ahead(site, overflowed, loss_bad if known is None else loss_bad | sticky)
+        wrong = loss_bad | (overflowed if known is None else overflowed > sticky)
         unstepped = filled[sum(end - begin for begin, end in parts.values()) :] if self._skips else []
         for _, grad in unstepped:
             grad.detach().masked_fill_(overflowed, 0)
-        modules, poisoned = self._mend(false.device)
+        if known is not None:
+            bad = bad | known  # clipped since, maybe: its step is skipped all the same
+        modules, poisoned = self._mend(wrong)
         self._ran()
         asked = _Asked(
             site,
@@ -244,5 +249,6 @@ def _of_losses(losses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     if is_one_number(losses):
         value = losses[0].reshape(())
         return value, not_finite(value)
-    bad = torch.stack([not_finite(loss).any() for loss in losses]).any()
+    device = losses[0].device
+    bad = torch.stack([not_finite(loss).any().to(device) for loss in losses]).any()
     return bad, bad

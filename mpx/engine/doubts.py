@@ -18,6 +18,8 @@ from torch.optim import optimizer as every_optimizer
 from mpx.engine.gradients import largest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
     from torch.optim import Optimizer
 
@@ -71,6 +73,12 @@ class Before:
         """The engine begins: what is written into gradients from now on is added to them."""
         self.grads = [(grad, grad._version) for grad, _ in self.grads]
 
+    def overflowed(self) -> tuple[list[tuple[Tensor, weakref.ref[Tensor]]], dict[int, bool]]:
+        """Return, once the verdict is here, what `Flags.raise_later` asks for."""
+        known = self.doubt.by_scale
+        flagged = zip(self.leaves, self.grads, strict=True)
+        return [(leaf, weakref.ref(grad)) for leaf, (grad, _) in flagged if id(leaf) in known], known
+
     def among(self, filled: Filled, false: Tensor) -> tuple[Tensor, Tensor]:
         """Return a flag for each filled leaf, whether it overflowed before the pass, and whether the pass added to one.
 
@@ -103,11 +111,17 @@ class Doubts:
         self._leaves = leaves
         self._of_thread: dict[int, Doubt] = {}
 
-    def replaced(self) -> bool:
-        """Whether the script has put another gradient in the place of one in doubt."""
+    def outlast(self, leaves: Sequence[Tensor]) -> bool:
+        """Whether a pass to these leaves cannot take over what is in doubt.
+
+        The script has put another gradient in the place of one, or the pass leaves one alone (`inputs`).
+        """
         doubt = self._of_thread.get(threading.get_ident())
-        return doubt is not None and any(
-            leaf.grad is not None and leaf.grad is not grad()
+        if doubt is None:
+            return False
+        filled = set(map(id, leaves))
+        return any(
+            leaf.grad is not None and (leaf.grad is not grad() or id(leaf) not in filled)
             for leaf, grad in zip(doubt.leaves, doubt.grads, strict=True)
         )
 
@@ -178,15 +192,28 @@ class Doubts:
         """Whether the device alone can keep an optimizer from a step with overflowed gradients."""
         if not skips_by_itself(optimizer):
             return False
+        if not self._of_thread:
+            return True
+        in_doubt = set()
         for doubt in self._of_thread.values():
             begin, end = doubt.parts.get(id(optimizer), (0, 0))
-            there = {
-                leaf.grad is not None and leaf.grad is grad()
-                for leaf, grad in zip(doubt.leaves[begin:end], doubt.grads[begin:end], strict=True)
-            }
-            if len(there) > 1:  # dropped or replaced in part
+            there = 0
+            for leaf, grad in zip(doubt.leaves[begin:end], doubt.grads[begin:end], strict=True):
+                if leaf.grad is None:
+                    continue
+                if leaf.grad is not grad():
+                    return False
+                in_doubt.add(id(leaf))
+                there += 1
+            if 0 < there < end - begin:  # dropped in part
                 return False
-        return True
+        # a parameter that came or went since, and a gradient that no pass made, only `Flags` can judge
+        return in_doubt == {
+            id(parameter)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        }
 
     @torch.no_grad()
     def found_inf(self, optimizer: Optimizer) -> Tensor | None:
@@ -229,5 +256,7 @@ def skips_by_itself(optimizer: Optimizer) -> bool:
 
 
 def _has_begun(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    if not group.get("momentum"):
+        return True
     state = optimizer.state
-    return not group.get("momentum") or any("momentum_buffer" in state.get(p, ()) for p in group["params"])
+    return all("momentum_buffer" in state.get(p, ()) for p in group["params"] if p.grad is not None)

@@ -229,7 +229,8 @@ class Scales:
             moves = entry.state.settings.mode == "dynamic"
             entry.on_device = DeviceScale(entry.state, loss.device) if moves else None
         entry.ahead += 1
-        return entry.state.scale if entry.on_device is None else entry.on_device.scale
+        # a copy: the pass of another thread may move the scale while this one runs
+        return entry.state.scale if entry.on_device is None else entry.on_device.scale.clone()
 
     def move_ahead(self, site: str, overflowed: Tensor, unknown: Tensor) -> None:
         """Move the scale on the device, as `judge` will on the host when the verdict is here.

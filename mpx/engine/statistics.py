@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -52,16 +51,16 @@ class StatisticsGuard:
             self._older, self._kept = self._kept, weakref.WeakKeyDictionary()
 
     @torch.no_grad()
-    def mend(self, device: torch.device) -> tuple[list[_NormBase], Tensor | None]:
-        """Put back what is not finite without a look at it: after a pass whose verdict is on its way from `device`.
+    def mend(self, wrong: Tensor) -> tuple[list[_NormBase], Tensor | None]:
+        """Put back what is not finite without a look at it: after a pass whose verdict is on its way.
 
         Returns the modules whose statistics were kept, and for each whether it was poisoned (bool, on the device).
+
+        Args:
+            wrong: Bool, no dimension, on the device: whether the pass was not clean.
         """
-        kept = {
-            module: saved
-            for module, saved in self._kept.items()
-            if saved[0].device == device and isinstance(module.running_mean, Tensor)
-        }
+        both = {**self._older, **self._kept}
+        kept = {module: saved for module, saved in both.items() if saved[0].device == wrong.device}
         self.accept()
         if not kept:
             return [], None
@@ -69,8 +68,8 @@ class StatisticsGuard:
         means, variances, counts = map(list, zip(*present, strict=True))
         channels = tuple(len(mean) for mean in means)
         largest = torch.stack(torch._foreach_norm([*means, *variances], float("inf")))
-        poisoned = largest.view(2, -1).isfinite().logical_not_().any(0)
-        of_channel = poisoned.index_select(0, _owner_of_each(channels, device))
+        poisoned = largest.view(2, -1).isfinite().logical_not_().any(0) & wrong
+        of_channel = torch.cat([one.expand(number) for one, number in zip(poisoned, channels, strict=True)])
         before = [torch.cat([saved[place] for saved in kept.values()]) for place in (0, 1)]
         for there, earlier in zip((means, variances), before, strict=True):
             right = torch.where(of_channel, earlier, torch.cat(there))
@@ -99,11 +98,3 @@ class StatisticsGuard:
         self._kept.clear()
         self._older.clear()
         return poisoned
-
-
-@lru_cache(maxsize=32)
-def _owner_of_each(channels: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return for each channel of all modules the place of its module."""
-    with torch.inference_mode(mode=False):
-        owners = torch.arange(len(channels)).repeat_interleave(torch.tensor(channels))
-        return owners.to(device, non_blocking=True)

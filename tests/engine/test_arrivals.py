@@ -1,6 +1,7 @@
 """What is fetched from an accelerator is gone on with in order, and never waited for unless somebody asks."""
 
 import dataclasses
+import threading
 
 import pytest
 import torch
@@ -89,3 +90,39 @@ def test_numbers_of_a_device_that_nobody_waits_for_are_there_at_once():
     done = []
     Arrivals().add(torch.ones(2), done.extend)
     assert done == [1, 1]
+
+
+def test_a_thread_waits_for_what_another_has_begun_to_go_on_with():
+    arrivals, done = Arrivals(), []
+    begun, goes_on = threading.Event(), threading.Event()
+
+    class Slow:
+        def __init__(self, tensor):
+            pass
+
+        def ready(self):
+            return False
+
+        def numbers(self):
+            begun.set()
+            goes_on.wait(10)
+            return [1.0]
+
+    def other():
+        begun.wait(10)
+        arrivals.take()
+        arrivals.wait()
+        done.append("after it")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(DEVICES, "cpu", dataclasses.replace(DEVICES["cpu"], fetch=Slow))
+        add(arrivals, done, 1)
+    threads = [threading.Thread(target=target) for target in (arrivals.wait, other)]
+    for thread in threads:
+        thread.start()
+    begun.wait(10)
+    threads[1].join(0.2)
+    goes_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert done == [1.0, "after it"]

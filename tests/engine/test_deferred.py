@@ -6,6 +6,7 @@ for so many times.
 
 import dataclasses
 import math
+import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -16,10 +17,12 @@ from torch import distributed, nn
 
 from mpx.engine.devices import DEVICES
 from mpx.engine.judge import CollapseError
+from tests.engine.exchanges import EXCHANGES
 from tests.engine.loops import LOOPS, batches, small_model, usual
 from tests.engine.test_costs import Reads
 
 NEVER = 10**9
+EVERY_LOOP = LOOPS | EXCHANGES
 
 
 @pytest.fixture
@@ -72,12 +75,12 @@ def trained(script, at_level, level, settings):
 
 @pytest.mark.parametrize("looks", [0, 1, 5, NEVER])
 @pytest.mark.parametrize("level", ["O1", "O2", "O1-bf16", "O0"])
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("name", EVERY_LOOP)
 def test_the_training_is_that_of_one_that_waits(name, level, looks, accelerator, at_level):
     settings = TROUBLED if level in ("O1", "O2") else ()
-    expected = trained(LOOPS[name], at_level, level, settings)
+    expected = trained(EVERY_LOOP[name], at_level, level, settings)
     accelerator(looks)
-    seen, weights, summary, events = trained(LOOPS[name], at_level, level, settings)
+    seen, weights, summary, events = trained(EVERY_LOOP[name], at_level, level, settings)
     assert repr(seen) == repr(expected[0])  # NaN is NaN
     torch.testing.assert_close(weights, expected[1], rtol=0, atol=0, equal_nan=True)
     # a sample that was taken of a pass which turns out to have overflowed is not made up for
@@ -207,6 +210,48 @@ def test_a_replica_trains_as_one_that_waits_and_in_bf16_without_a_wait(level, ba
         assert repr(summary.get(part)) == repr(expected[2].get(part)), part
     if level != "O1" and not bad:
         assert device.waits <= 2  # the last pass and step, when the run is over
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_threads_at_one_call_site_do_not_move_the_scale_of_a_pass_that_runs(level, accelerator, at_level):
+    accelerator(NEVER)
+    one, other = small_model(), small_model()
+
+    def true_gradients(model, inside=lambda: None):
+        model.zero_grad()
+        output = model(torch.ones(2, 4))
+        output.register_hook(lambda grad: inside())
+        output.sum().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    def elsewhere():
+        thread = threading.Thread(target=true_gradients, args=(other,))
+        thread.start()
+        thread.join()
+
+    with at_level(level, "loss_scale.init=256", "loss_scale.growth_interval=1"):
+        for model in (one, other):
+            true_gradients(model)
+        expected = [grad.clone() for grad in true_gradients(one)]
+        torch.testing.assert_close(true_gradients(one, elsewhere), expected, rtol=0, atol=0)
+
+
+def test_an_infinite_statistic_of_a_clean_pass_is_kept_as_where_it_is_waited_for(accelerator, at_level):
+    def train():
+        model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))
+        yield model
+        own = fused_adam(model.parameters())
+        for number, (x, y) in enumerate(batches(10)):
+            own.zero_grad()
+            F.mse_loss(model(x * (1e30 if number == 5 else 1)), y).backward()
+            own.step()
+
+    torch.manual_seed(0)
+    _, expected, *_ = trained(train, at_level, "O1", ())
+    accelerator(1)
+    torch.manual_seed(0)
+    _, weights, *_ = trained(train, at_level, "O1", ())
+    torch.testing.assert_close(weights, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_run_that_collapses_is_ended_all_the_same(accelerator, at_level):
