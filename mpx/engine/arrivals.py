@@ -1,8 +1,9 @@
 """Numbers on their way from an accelerator to the host, and what follows once they are here.
 
 The host runs ahead of an accelerator. Whoever reads a number at once lets it stand still until the device has caught
-up, and the device stand idle after that. So a copy is started here, and looked at when it has arrived. What follows
-from several is done in the order in which they were asked for.
+up, and the device stand idle after that. So a copy is started here, and gone on with two passes later, when it has long
+arrived, mostly. Always two: did the host go on with what happens to be here, the speed of a device would show in what
+is trained. What follows from several is done in the order in which they were asked for.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from mpx.engine.devices import Arriving
-
     Then = Callable[[list[float]], None]
 
 __all__ = ["Arrivals"]
 
-MOST_ON_THEIR_WAY = 256  # a host that is further ahead waits for the oldest: what is kept for them is bounded
+LAG = 2  # passes
+MOST_ON_THEIR_WAY = 256  # what is asked for without a pass is bounded
 
 
 class Arrivals:
     """A queue: first asked for, first gone on with."""
 
     def __init__(self) -> None:
-        self._queue: deque[tuple[Arriving | None, Then]] = deque()
+        self._queue: deque[tuple[int, Callable[[], list[float]], Then]] = deque()
+        self._passes = 0
         self._going_on = False  # of the thread that holds the lock
         self._lock = threading.RLock()
 
@@ -47,33 +48,31 @@ class Arrivals:
             then: Whatever it raises reaches the script at its next pass or step.
         """
         start = None if numbers is None else device_of(numbers).fetch
-        if numbers is None or start is None:
-            here = [] if numbers is None else numbers.tolist()
-            if self._queue:
-                self._queue.append((None, lambda _: then(here)))
-            else:
+        if numbers is not None and start is not None:
+            arriving = start(numbers)
+        else:
+            here: list[float] = [] if numbers is None else numbers.tolist()
+            if not self._queue:
                 then(here)
-            return
-        self._queue.append((start(numbers), then))
-        if len(self._queue) > MOST_ON_THEIR_WAY and self._lock.acquire(blocking=False):
+                return
+            arriving = lambda: here  # noqa: E731
+        self._queue.append((self._passes, arriving, then))
+        if len(self._queue) > MOST_ON_THEIR_WAY:
+            self._go_on_up_to(self._queue[0][0])
+
+    def begin_pass(self) -> None:
+        """A pass begins: go on with what was asked for up to the one before the last."""
+        self._passes += 1
+        if self._queue:
+            self._go_on_up_to(self._passes - LAG)
+
+    def _go_on_up_to(self, number: int) -> None:
+        if self._lock.acquire(blocking=False):  # another thread does so
             try:
-                if not self._going_on:
+                while self._queue and not self._going_on and self._queue[0][0] <= number:
                     self._go_on()
             finally:
                 self._lock.release()
-
-    def take(self) -> None:
-        """Go on with what is here. Waits for nothing, nor for another thread that does so."""
-        if not self._queue or not self._lock.acquire(blocking=False):
-            return
-        try:
-            while self._queue and not self._going_on:
-                arriving, _ = self._queue[0]
-                if arriving is not None and not arriving.ready():
-                    break
-                self._go_on()
-        finally:
-            self._lock.release()
 
     def wait(self) -> None:
         """Wait for all that is on its way, and go on with it; inside a `then`, which is part of that, do nothing.
@@ -91,9 +90,9 @@ class Arrivals:
         self._going_on = False
 
     def _go_on(self) -> None:
-        arriving, then = self._queue.popleft()
+        _, arriving, then = self._queue.popleft()
         self._going_on = True
         try:
-            then([] if arriving is None else arriving.numbers())
+            then(arriving())
         finally:
             self._going_on = False

@@ -124,7 +124,7 @@ class Backward:
         site = caller_site()
         seen = roots if self._true_losses is None else self._true_losses(roots)
         if seen[0].device.type in self._run_ahead:
-            self._deferred.take()
+            self._deferred.arrivals.begin_pass()
             run(1.0)
             self._deferred.observe(site, [loss.detach() for loss in seen], at_once=not self._defers())
             return
@@ -138,7 +138,7 @@ class Backward:
     ) -> None:
         site = caller_site()
         if roots[0].device.type in self._run_ahead and not create_graph and self._may_defer():
-            self._deferred.take()
+            self._deferred.arrivals.begin_pass()
             if self._deferred.serves(site, roots, leaves):
                 self._pass_ahead(run, site, roots, leaves)
                 return

@@ -11,6 +11,7 @@ overflowed.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Deferred"]
 
+GONE = torch.empty(0)  # in the place of a leaf that the script has forgotten since
+
 
 @dataclass(slots=True)
 class _Asked:
@@ -55,7 +58,7 @@ class _Asked:
     site: str
     doubt: Doubt
     earlier: Doubt | None
-    modules: Sequence[nn.Module]
+    modules: list[weakref.ref[nn.Module]]
     is_number: bool
     zeroes: bool
     shared: bool
@@ -94,8 +97,8 @@ class Deferred:
             report: Tells substitutions.
             skips: Whether overflowed gradients are kept from the weights at this level.
         """
-        self._arrivals, self._scales, self._leaves = arrivals, scales, leaves
-        self.take: Callable[[], None] = arrivals.take
+        self._scales, self._leaves = scales, leaves
+        self.arrivals: Arrivals = arrivals
         self._flags, self._doubts, self._running = flags, doubts, running
         self._mend, self._ran, self._judged, self._report = mend, ran, judged, report
         self._skips = skips
@@ -105,7 +108,7 @@ class Deferred:
         if not self._scales.serves_ahead(site, roots[0]):
             return False
         if self._doubts.outlast(leaves):
-            self._arrivals.wait()
+            self.arrivals.wait()
         if self._flags.raised:
             return False
         device = roots[0].device
@@ -150,7 +153,7 @@ class Deferred:
         except BaseException:  # what it left must be true, and known
             earlier.make_true(graded(leaves))
             self._scales.leave_ahead(site)
-            self._arrivals.wait()
+            self.arrivals.wait()
             if before is not None:
                 self._flags.raise_later(*before.overflowed())
             self._flags.raise_for(non_finite(leaves), by_scale=True)
@@ -167,9 +170,9 @@ class Deferred:
             value, loss_bad = numbers
             self._judged(Seen(site, 1.0, not loss_bad, number=value if is_one_number(losses) else None))
 
-        self._arrivals.add(torch.stack(_of_losses(losses)), arrived)
+        self.arrivals.add(torch.stack(_of_losses(losses)), arrived)
         if at_once:
-            self._arrivals.wait()
+            self.arrivals.wait()
 
     @torch.no_grad()
     def _settle(
@@ -204,13 +207,13 @@ class Deferred:
             site,
             self._doubts.end_pass(filled, parts, bad),
             earlier=None if before is None else before.doubt,
-            modules=modules,
+            modules=list(map(weakref.ref, modules)),
             is_number=is_one_number(losses),
             zeroes=bool(unstepped),
             shared=shared,
         )
         told = [torch.stack([loss_bad, sticky]), new, bad, *(() if poisoned is None else (poisoned,))]
-        self._arrivals.add(torch.cat([value.reshape(1), *told]), partial(self._arrived, asked))
+        self.arrivals.add(torch.cat([value.reshape(1), *told]), partial(self._arrived, asked))
 
     def _arrived(self, asked: _Asked, numbers: list[float]) -> None:
         """The verdict is here: what the host does after a pass that it waited for, it does now."""
@@ -218,13 +221,18 @@ class Deferred:
         scale = self._scales.leave_ahead(asked.site)
         doubt = asked.doubt
         there = max(len(doubt.leaves), 1)  # flags of no gradient are one that is not raised
-        new = [leaf for leaf, flag in zip(doubt.leaves, flags, strict=False) if flag]
+        leaves = [GONE if (leaf := one()) is None else leaf for one in doubt.leaves]
+        new = [leaf for leaf, flag in zip(leaves, flags, strict=False) if flag]
         bad = [
-            (leaf, grad)
-            for leaf, grad, flag in zip(doubt.leaves, doubt.grads, flags[there:], strict=False)
+            pair
+            for pair, flag in zip(zip(leaves, doubt.grads, strict=True), flags[there:], strict=False)
             if flag
         ]
-        mended = [module for module, flag in zip(asked.modules, flags[2 * there :], strict=True) if flag]
+        mended = [
+            module
+            for one, flag in zip(asked.modules, flags[2 * there :], strict=True)
+            if flag and (module := one()) is not None
+        ]
         known = {} if asked.earlier is None else asked.earlier.by_scale
         doubt.by_scale = {id(leaf): known.get(id(leaf), not loss_bad) for leaf, _ in bad}
         if self._doubts.resolve(doubt):

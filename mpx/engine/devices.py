@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,23 +16,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["DEVICES", "Arriving", "Device", "describe", "device_of", "peak_memory"]
+__all__ = ["DEVICES", "Device", "describe", "device_of", "peak_memory"]
 
 HALF = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 AMPERE = (
     8,
     0,
 )  # the first compute capability with BF16 units; torch counts older ones as "supported" by emulation
-
-
-class Arriving(Protocol):
-    """Numbers on their way to the host."""
-
-    def ready(self) -> bool:
-        """Whether they are here. Waits for nothing."""
-
-    def numbers(self) -> list[float]:
-        """Return them; waits until they are here, and for nothing that the device was asked later."""
 
 
 @frozen
@@ -47,7 +37,8 @@ class Device:
         peak_bytes: Peak memory of this process on it so far, in bytes.
         name: The model, for the record.
         require: Raises DeviceError when it cannot compute in a half type; may initialise the device.
-        fetch: Starts to copy a tensor of one dimension to the host; None where reading a number waits for nothing.
+        fetch: Starts to copy a tensor of one dimension to the host, and returns what waits for the copy and gives the
+            numbers; None where reading a number waits for nothing.
     """
 
     type: str
@@ -57,7 +48,7 @@ class Device:
     peak_bytes: Callable[[], int]
     name: Callable[[], str]
     require: Callable[[torch.dtype], None]
-    fetch: Callable[[Tensor], Arriving] | None = None
+    fetch: Callable[[Tensor], Callable[[], list[float]]] | None = None
 
 
 def _cpu_capabilities() -> frozenset[str]:
@@ -79,21 +70,16 @@ def _cuda_require(half: torch.dtype) -> None:
         )
 
 
-class _FromCuda:
-    """A copy into pinned memory, which is where torch puts one that is not to block."""
+def _fetch_from_cuda(numbers: Tensor) -> Callable[[], list[float]]:
+    copy = numbers.detach().to("cpu", non_blocking=True)  # into pinned memory: torch's way not to block
+    copied = torch.cuda.Event()
+    copied.record(torch.cuda.current_stream(numbers.device))
 
-    def __init__(self, numbers: Tensor) -> None:
-        self._copy = numbers.detach().to("cpu", non_blocking=True)
-        self._copied = torch.cuda.Event()
-        self._copied.record(torch.cuda.current_stream(numbers.device))
+    def arrived() -> list[float]:
+        copied.synchronize()
+        return copy.tolist()
 
-    def ready(self) -> bool:
-        return bool(self._copied.query())
-
-    def numbers(self) -> list[float]:
-        self._copied.synchronize()
-        numbers: list[float] = self._copy.tolist()
-        return numbers
+    return arrived
 
 
 DEVICES: dict[str, Device] = {
@@ -116,7 +102,7 @@ DEVICES: dict[str, Device] = {
             peak_bytes=torch.cuda.max_memory_allocated,
             name=torch.cuda.get_device_name,
             require=_cuda_require,
-            fetch=_FromCuda,
+            fetch=_fetch_from_cuda,
         ),
     )
 }

@@ -35,7 +35,7 @@ class Doubt:
     """What a pass left.
 
     Attributes:
-        leaves: Those that had a gradient, by optimizer; last those that none steps.
+        leaves: Those that had a gradient, by optimizer; last those that none steps. What a script forgets is not kept.
         grads: Their gradients.
         versions: Of those, when the pass had ended.
         bad: Bool, one a leaf, on the device: whether its gradient is not finite.
@@ -44,13 +44,25 @@ class Doubt:
         by_scale: Once the verdict is here, the leaves that overflowed, by id, and whether the loss had been finite.
     """
 
-    leaves: list[Tensor]
+    leaves: list[weakref.ref[Tensor]]
     grads: list[weakref.ref[Tensor]]
     versions: list[int]
     bad: Tensor
     parts: dict[int, tuple[int, int]]
     spent: set[int] = field(default_factory=set)
     by_scale: dict[int, bool] = field(default_factory=dict)
+
+    def part(self, optimizer: Optimizer) -> tuple[int, int]:
+        """Return where the leaves of an optimizer begin and end."""
+        return self.parts.get(id(optimizer), (0, 0))
+
+    def present(self, begin: int = 0, end: int | None = None) -> list[tuple[int, Tensor, Tensor]]:
+        """Return of the leaves that have a gradient now their place, themselves and that gradient."""
+        return [
+            (place, leaf, grad)
+            for place, one in enumerate(self.leaves[begin:end], begin)
+            if (leaf := one()) is not None and (grad := leaf.grad) is not None
+        ]
 
 
 @dataclass(slots=True)
@@ -87,7 +99,9 @@ class Before:
             false: A flag that is not raised.
         """
         place_of = {id(leaf): place for place, leaf in enumerate(self.leaves)}
-        if [id(leaf) for leaf, _ in filled] == list(place_of):
+        if not filled:
+            before = false.reshape(1)
+        elif [id(leaf) for leaf, _ in filled] == list(place_of):
             before = self.bad
         else:
             places = [place_of.get(id(leaf)) for leaf, _ in filled]
@@ -121,8 +135,8 @@ class Doubts:
             return False
         filled = set(map(id, leaves))
         return any(
-            leaf.grad is not None and (leaf.grad is not grad() or id(leaf) not in filled)
-            for leaf, grad in zip(doubt.leaves, doubt.grads, strict=True)
+            grad is not doubt.grads[place]() or id(leaf) not in filled
+            for place, leaf, grad in doubt.present()
         )
 
     @torch.no_grad()
@@ -132,28 +146,25 @@ class Doubts:
         if doubt is None:
             return None
         stepped = {place for optimizer in doubt.spent for place in range(*doubt.parts[optimizer])}
-        places, grads = [], []
-        for place, leaf in enumerate(doubt.leaves):
-            if (grad := leaf.grad) is None:
-                continue
+        rest = []
+        for place, leaf, grad in doubt.present():
             if place in stepped:
                 grad.masked_fill_(doubt.bad[place], 0)
             else:
-                places.append(place)
-                grads.append(grad)
-        if not grads:
+                rest.append((place, leaf, grad))
+        if not rest:
             return None
-        whole = len(places) == len(doubt.leaves)
-        bad = doubt.bad if whole else torch.stack([doubt.bad[place] for place in places])
-        if any(grad._version != doubt.versions[place] for place, grad in zip(places, grads, strict=True)):
-            bad = bad & (largest(grads) != 0)  # zeroed by the script, or clipped
-        return Before([doubt.leaves[place] for place in places], [(grad, 0) for grad in grads], bad, doubt)
+        whole = len(rest) == len(doubt.leaves)
+        bad = doubt.bad if whole else torch.stack([doubt.bad[place] for place, _, _ in rest])
+        if any(grad._version != doubt.versions[place] for place, _, grad in rest):
+            bad = bad & (largest([grad for _, _, grad in rest]) != 0)  # zeroed by the script, or clipped
+        return Before([leaf for _, leaf, _ in rest], [(grad, 0) for _, _, grad in rest], bad, doubt)
 
     def end_pass(self, filled: Filled, parts: dict[int, tuple[int, int]], bad: Tensor) -> Doubt:
         """Keep in doubt what a pass of this thread has left, as of `by_optimizer`."""
         grads = [grad for _, grad in filled]
         doubt = self._of_thread[threading.get_ident()] = Doubt(
-            [leaf for leaf, _ in filled],
+            [weakref.ref(leaf) for leaf, _ in filled],
             [weakref.ref(grad) for grad in grads],
             [grad._version for grad in grads],
             bad,
@@ -194,19 +205,15 @@ class Doubts:
             return False
         if not self._of_thread:
             return True
-        in_doubt = set()
+        in_doubt: set[int] = set()
         for doubt in self._of_thread.values():
-            begin, end = doubt.parts.get(id(optimizer), (0, 0))
-            there = 0
-            for leaf, grad in zip(doubt.leaves[begin:end], doubt.grads[begin:end], strict=True):
-                if leaf.grad is None:
-                    continue
-                if leaf.grad is not grad():
-                    return False
-                in_doubt.add(id(leaf))
-                there += 1
-            if 0 < there < end - begin:  # dropped in part
+            begin, end = doubt.part(optimizer)
+            present = doubt.present(begin, end)
+            if 0 < len(present) < end - begin:  # dropped in part
                 return False
+            if any(grad is not doubt.grads[place]() for place, _, grad in present):
+                return False
+            in_doubt.update(id(leaf) for _, leaf, _ in present)
         # a parameter that came or went since, and a gradient that no pass made, only `Flags` can judge
         return in_doubt == {
             id(parameter)
@@ -223,8 +230,8 @@ class Doubts:
         """
         found = []
         for doubt in self._of_thread.values():
-            begin, end = doubt.parts.get(id(optimizer), (0, 0))
-            grads = [grad for leaf in doubt.leaves[begin:end] if (grad := leaf.grad) is not None]
+            begin, end = doubt.part(optimizer)
+            grads = [grad for _, _, grad in doubt.present(begin, end)]
             if not grads:
                 continue
             doubt.spent.add(id(optimizer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -321,8 +322,8 @@ class Session:
         if self._half_model is not None:
             guard_optimizer(optimizer, self.policy.optimizer, self._substitutions.tell)
 
-    def _stepped(self, step: Step) -> None:
-        self._audience.tell("asked_to_step", step.optimizer)
+    def _stepped(self, optimizer: Optimizer, step: Step) -> None:
+        self._audience.tell("asked_to_step", optimizer)
         self._count_step(step)
         if self._budget.watches:
             self._budget.stepped(step)  # may end the script
@@ -333,12 +334,13 @@ class Session:
 
     def _stepped_ahead(self, optimizer: Optimizer, found_inf: Tensor | None) -> None:
         """An optimizer stepped by what it was handed, or for certain; counted after the passes before it."""
+        stepped = weakref.ref(optimizer)  # what a script forgets is not kept
 
         def known(numbers: list[float]) -> None:
-            skipped = any(numbers)
-            if skipped:
+            skipped, optimizer = any(numbers), stepped()
+            if skipped and optimizer is not None:
                 self.stepping.skipped(optimizer)
-            self._count_step(Step(optimizer, skipped))
+            self._count_step(Step(skipped))
 
         self._audience.tell("asked_to_step", optimizer)
         self._arrivals.add(None if found_inf is None else found_inf.reshape(1), known)
@@ -347,7 +349,7 @@ class Session:
 
     def _stepped_by_scaler(self, optimizer: Optimizer, flags: list[Tensor]) -> None:
         """The script's own GradScaler let an optimizer step, or not."""
-        self._stepped(Step(optimizer, skipped=any(read(flags))))
+        self._stepped(optimizer, Step(skipped=any(read(flags))))
 
     def handing_over(self, module: nn.Module) -> None:
         """DDP or FSDP2 takes a module: a type that changed later would leave its hooks and shards behind."""

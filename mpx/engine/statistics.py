@@ -60,7 +60,11 @@ class StatisticsGuard:
             wrong: Bool, no dimension, on the device: whether the pass was not clean.
         """
         both = {**self._older, **self._kept}
-        kept = {module: saved for module, saved in both.items() if saved[0].device == wrong.device}
+        kept = {
+            module: saved
+            for module, saved in both.items()
+            if saved[0].device == wrong.device and isinstance(module.running_mean, Tensor)
+        }
         self.accept()
         if not kept:
             return [], None

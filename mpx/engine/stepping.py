@@ -52,7 +52,7 @@ class Stepping:
         attempts: int,
         falls: Callable[[], int],
         before: Callable[[Optimizer], None],
-        after: Callable[[Step], None],
+        after: Callable[[Optimizer, Step], None],
         ahead: Callable[[Optimizer, Tensor | None], None],
         around: Callable[[], AbstractContextManager[Any]],
     ) -> None:
@@ -124,10 +124,8 @@ class Stepping:
         if callable(closure):
             rest = {name: value for name, value in kwargs.items() if name != "closure"}
             return self._step_with_closure(inner, optimizer, closure, args[1:], rest)
-        if self._arrivals:
-            self._arrivals.take()
-            if self._can_go_ahead(optimizer):
-                return self._step_ahead(inner, optimizer, args, kwargs)
+        if self._arrivals and self._can_go_ahead(optimizer):
+            return self._step_ahead(inner, optimizer, args, kwargs)
         overflowed = self.overflowed(optimizer)
         if overflowed and self._skips:
             self._skip(optimizer, overflowed)
@@ -136,11 +134,11 @@ class Stepping:
         with self._around():
             result = inner(optimizer, *args, **kwargs)
         if updates:  # a step without any gradient changes nothing: neither an update nor an overflow
-            self._after(Step(optimizer, skipped=False))
+            self._after(optimizer, Step(skipped=False))
         return result
 
     def _can_go_ahead(self, optimizer: Optimizer) -> bool:
-        if not self._arrivals or self._flags.raised:
+        if self._flags.raised:
             return False
         return not self._skips or self._doubts.decide(optimizer)
 
@@ -203,7 +201,7 @@ class Stepping:
             kind is not torch.optim.LBFGS
         ):  # which may end after one evaluation, and move between two the next time
             self._moves_early[kind] = moved or evaluations > 1
-        self._after(Step(optimizer, skipped=False))
+        self._after(optimizer, Step(skipped=False))
         return result
 
     def _evaluate(self, optimizer: Optimizer, closure: Call) -> Any:
@@ -223,7 +221,7 @@ class Stepping:
 
     def _skip(self, optimizer: Optimizer, overflowed: list[Tensor]) -> None:
         self._flags.spend(overflowed)
-        self._after(Step(optimizer, skipped=True))
+        self._after(optimizer, Step(skipped=True))
 
     def overflowed(self, optimizer: Optimizer) -> list[Tensor]:
         """Return the parameters of an optimizer whose gradient overflowed, and is as the pass left it."""

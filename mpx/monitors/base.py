@@ -81,11 +81,9 @@ class Step:
     """One call of `Optimizer.step`.
 
     Attributes:
-        optimizer: Whose.
         skipped: Whether it was skipped.
     """
 
-    optimizer: Optimizer
     skipped: bool
 
 
@@ -115,7 +113,7 @@ class Monitor:
         """An optimizer was asked to step; `stepped` comes once it is known whether it did."""
 
     def stepped(self, step: Step) -> None:
-        """An optimizer stepped, or was made to skip."""
+        """The optimizer that was asked first, of those of which this was not known, stepped, or was made to skip."""
 
     def snapshot(self) -> dict[str, Any]:
         """Return this monitor's part of the cumulative `snapshot` event."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from mpx.monitors.base import Monitor, Pass, Step
@@ -26,6 +27,7 @@ class Progress(Monitor):
         self.longest_skip_run = 0
         self._skip_run = 0
         self._rows: list[dict[str, Any]] = []
+        self._asked: deque[dict[str, Any]] = deque()  # whose steps nobody knows yet to be applied
         self._row_of: weakref.WeakKeyDictionary[Optimizer, dict[str, Any]] = weakref.WeakKeyDictionary()
 
     def called(self, root: nn.Module) -> None:
@@ -34,10 +36,14 @@ class Progress(Monitor):
     def passed(self, one: Pass) -> None:
         self.backwards += 1
 
-    def stepped(self, step: Step) -> None:
-        row = self._row_of.get(step.optimizer)
+    def asked_to_step(self, optimizer: Optimizer) -> None:
+        row = self._row_of.get(optimizer)
         if row is None:
-            row = self._row_of[step.optimizer] = self._new_row(type(step.optimizer).__name__)
+            row = self._row_of[optimizer] = self._new_row(type(optimizer).__name__)
+        self._asked.append(row)
+
+    def stepped(self, step: Step) -> None:
+        row = self._asked.popleft()
         self.attempted += 1
         row["attempted"] += 1
         if not step.skipped:

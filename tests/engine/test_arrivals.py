@@ -12,21 +12,15 @@ from mpx.engine.devices import DEVICES
 
 @pytest.fixture
 def arriving(monkeypatch):
-    """Let numbers of the CPU arrive when a test says so; return the set of those that have."""
-    here = set()
+    """Let numbers of the CPU be fetched; return the list of those that somebody has asked for."""
+    asked = []
 
-    class Copy:
-        def __init__(self, tensor):
-            self.values = tensor.tolist()
+    def fetch(tensor):
+        values = tensor.tolist()
+        return lambda: asked.extend(values) or values
 
-        def ready(self):
-            return self.values[0] in here
-
-        def numbers(self):
-            return self.values
-
-    monkeypatch.setitem(DEVICES, "cpu", dataclasses.replace(DEVICES["cpu"], fetch=Copy))
-    return here
+    monkeypatch.setitem(DEVICES, "cpu", dataclasses.replace(DEVICES["cpu"], fetch=fetch))
+    return asked
 
 
 def add(arrivals, done, *names):
@@ -34,16 +28,15 @@ def add(arrivals, done, *names):
         arrivals.add(torch.tensor([float(name)]), done.extend)
 
 
-def test_what_follows_is_done_in_the_order_of_the_questions(arriving):
+def test_what_follows_is_done_two_passes_later_in_the_order_of_the_questions(arriving):
     arrivals, done = Arrivals(), []
-    add(arrivals, done, 1, 2, 3)
-    arriving.update({2, 3})
-    arrivals.take()
-    assert done == []
-    arriving.add(1)
-    arrivals.take()
-    assert done == [1, 2, 3]
-    assert not arrivals
+    seen = []
+    for number in range(5):
+        arrivals.begin_pass()
+        seen.append(list(done))
+        add(arrivals, done, number, number + 0.5)
+    assert seen == [[], [], [0, 0.5], [0, 0.5, 1, 1.5], [0, 0.5, 1, 1.5, 2, 2.5]]
+    assert arriving == done
 
 
 def test_what_has_no_number_keeps_its_place(arriving):
@@ -61,7 +54,7 @@ def test_a_wait_inside_what_follows_does_not_run_ahead_of_it(arriving):
 
     def first(numbers):
         arrivals.wait()
-        arrivals.take()
+        arrivals.begin_pass()
         done.extend(numbers)
 
     arrivals.add(torch.tensor([1.0]), first)
@@ -80,10 +73,10 @@ def test_an_error_reaches_the_one_who_asks_and_leaves_the_rest(arriving):
     assert done == [2]
 
 
-def test_a_host_that_is_far_ahead_waits_for_the_oldest(arriving):
+def test_what_is_asked_for_without_a_pass_does_not_grow_without_end(arriving):
     arrivals, done = Arrivals(), []
     add(arrivals, done, *range(MOST_ON_THEIR_WAY + 3))
-    assert done == [0, 1, 2]
+    assert done == list(range(MOST_ON_THEIR_WAY + 1))
 
 
 def test_numbers_of_a_device_that_nobody_waits_for_are_there_at_once():
@@ -96,26 +89,22 @@ def test_a_thread_waits_for_what_another_has_begun_to_go_on_with():
     arrivals, done = Arrivals(), []
     begun, goes_on = threading.Event(), threading.Event()
 
-    class Slow:
-        def __init__(self, tensor):
-            pass
-
-        def ready(self):
-            return False
-
-        def numbers(self):
+    def fetch(tensor):
+        def arrived():
             begun.set()
             goes_on.wait(10)
-            return [1.0]
+            return tensor.tolist()
+
+        return arrived
 
     def other():
         begun.wait(10)
-        arrivals.take()
+        arrivals.begin_pass()
         arrivals.wait()
         done.append("after it")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(DEVICES, "cpu", dataclasses.replace(DEVICES["cpu"], fetch=Slow))
+        patch.setitem(DEVICES, "cpu", dataclasses.replace(DEVICES["cpu"], fetch=fetch))
         add(arrivals, done, 1)
     threads = [threading.Thread(target=target) for target in (arrivals.wait, other)]
     for thread in threads:

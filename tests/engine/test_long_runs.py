@@ -44,7 +44,7 @@ def test_ten_million_steps_leave_a_record_below_five_megabytes_and_constant_memo
     parameter = torch.nn.Parameter(torch.zeros(1))
     bad = Seen("long.py:3", 2.0, loss_finite=True, number=1.0, overflowed=(parameter,))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
-    applied, skipped = Step(optimizer, skipped=False), Step(optimizer, skipped=True)
+    applied, skipped = Step(skipped=False), Step(skipped=True)
     scales.enter("long.py:3", torch.tensor(1.0))
     memory, largest = [], 0
     for number in range(1, STEPS + 1):

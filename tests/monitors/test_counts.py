@@ -18,7 +18,8 @@ def test_steps_are_counted_for_each_optimizer_and_in_total():
     monitor = Progress()
     one, two, other = sgd(), sgd(), torch.optim.Adam([torch.zeros(1)])
     for optimizer, skipped in [(one, False), (one, True), (two, True), (other, False), (one, False)]:
-        monitor.stepped(Step(optimizer, skipped=skipped))
+        monitor.asked_to_step(optimizer)
+        monitor.stepped(Step(skipped=skipped))
     monitor.called(torch.nn.ReLU())
     monitor.passed(ONE_PASS)
     assert monitor.snapshot() == {
@@ -38,7 +39,8 @@ def test_steps_are_counted_for_each_optimizer_and_in_total():
 def test_an_optimizer_for_every_epoch_does_not_grow_the_record_without_end():
     monitor = Progress()
     for _ in range(100):
-        monitor.stepped(Step(sgd(), skipped=False))
+        monitor.asked_to_step(sgd())
+        monitor.stepped(Step(skipped=False))
     snapshot = monitor.snapshot()
     assert len(snapshot["optimizers"]) == 8
     assert snapshot["steps"]["attempted"] == 100
@@ -49,7 +51,8 @@ def test_an_optimizer_is_not_kept_alive():
     import weakref
 
     monitor, optimizer = Progress(), sgd()
-    monitor.stepped(Step(optimizer, skipped=False))
+    monitor.asked_to_step(optimizer)
+    monitor.stepped(Step(skipped=False))
     gone = weakref.ref(optimizer)
     del optimizer
     gc.collect()
@@ -105,7 +108,7 @@ def test_time_is_kept_in_a_bounded_space(clock):
 def test_memory_is_asked_for_when_a_snapshot_is_due():
     asked = itertools.count(1)
     monitor = PeakMemory(8, lambda: ("cpu", 1000 * next(asked)))
-    step = Step(sgd(), skipped=False)
+    step = Step(skipped=False)
     for _ in range(3):
         monitor.stepped(step)
         monitor.stepped(step)
