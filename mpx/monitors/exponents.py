@@ -72,6 +72,8 @@ class Exponents(Monitor):
     def passed(self, one: Pass) -> None:
         sample = self._early.pop(one.number, None)
         if one.kind is not None or one.seen.sticky:
+            if sample is not None:
+                self._next = self._ran + 1
             return
         if sample is None:
             if one.number <= self._ran or not self._is_due(one.number):

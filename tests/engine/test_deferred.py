@@ -80,7 +80,7 @@ def test_the_training_is_that_of_one_that_waits(name, level, accelerator, at_lev
     seen, weights, summary, events = trained(EVERY_LOOP[name], at_level, level, settings)
     assert repr(seen) == repr(expected[0])  # NaN is NaN
     torch.testing.assert_close(weights, expected[1], rtol=0, atol=0, equal_nan=True)
-    # a sample that was taken of a pass which turns out to have overflowed is not made up for
+    # a sample that was taken of a pass which turns out to have overflowed is made up for by a later one
     same = COUNTED if settings else (*COUNTED, "gradients")
     for part in same:
         assert repr(summary.get(part)) == repr(expected[2].get(part)), part
