@@ -45,7 +45,7 @@ class Arrivals:
 
         Args:
             numbers: One dimension; copied now. None for what only has to keep the order.
-            then: Whatever it raises reaches the script at its next pass or step.
+            then: Whatever it raises reaches the script, at a later pass or where somebody waits.
         """
         start = None if numbers is None else device_of(numbers).fetch
         if numbers is not None and start is not None:
