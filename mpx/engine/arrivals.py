@@ -55,7 +55,7 @@ class Arrivals:
             if not self._queue:
                 then(here)
                 return
-            arriving = lambda: here  # noqa: E731
+            arriving = here.copy
         self._queue.append((self._passes, arriving, then))
         if len(self._queue) > MOST_ON_THEIR_WAY:
             self._go_on_up_to(self._queue[0][0])

@@ -21,7 +21,7 @@ from torch._subclasses import FakeTensor
 from mpx.engine.compiled import is_tracing
 from mpx.engine.devices import DEVICES
 from mpx.engine.earlier import Earlier
-from mpx.engine.gradients import clear_, is_one, is_one_number, non_finite, non_finite_flags, read
+from mpx.engine.gradients import ZEROED, clear_, is_one, is_one_number, non_finite, non_finite_flags, read
 from mpx.engine.leaves import graded
 from mpx.engine.scales import caller_site
 from mpx.engine.widened import of_insides
@@ -165,10 +165,7 @@ class Backward:
         finally:
             self._running.end(now)
         if now.zeroed and not self._ranks.judges_later:  # there it is the gradient for the stage before
-            self._report(
-                "zeroed-gradients",
-                "overflowed gradients set to 0 where no torch optimizer steps: an update by hand adds nothing",
-            )
+            self._report(*ZEROED)
         shared = ranks.agree(site, now.bad, loss_finite=finite) if ranks else None
         if shared is not None:
             finite = shared.loss_finite

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from mpx.engine.doubts import skips_by_itself
 from mpx.engine.earlier import Earlier
-from mpx.engine.gradients import is_one_number, largest, non_finite, not_finite
+from mpx.engine.gradients import ZEROED, is_one_number, largest, non_finite, where_not_finite
 from mpx.engine.leaves import graded
 from mpx.monitors import Seen, Shared
 
@@ -165,10 +165,11 @@ class Deferred:
     def observe(self, site: str, losses: Sequence[Tensor], *, at_once: bool) -> None:
         """Ask what the losses of a pass were that ran as the script wrote it; wait for it if somebody wants to know."""
         self._ran()
+        one = is_one_number(losses)
 
         def arrived(numbers: list[float]) -> None:
             value, loss_bad = numbers
-            self._judged(Seen(site, 1.0, not loss_bad, number=value if is_one_number(losses) else None))
+            self._judged(Seen(site, 1.0, not loss_bad, number=value if one else None))
 
         self.arrivals.add(torch.stack(_of_losses(losses)), arrived)
         if at_once:
@@ -190,7 +191,7 @@ class Deferred:
         false = torch.zeros((), dtype=torch.bool, device=losses[0].device)
         known, sticky = (None, false) if before is None else before.among(filled, false)
         earlier.make_true(filled)
-        bad = not_finite(largest([grad for _, grad in filled])) if filled else false.reshape(1)
+        bad = where_not_finite(largest([grad for _, grad in filled])) if filled else false.reshape(1)
         new = bad if known is None else bad > known
         overflowed = new.any()
         value, loss_bad = _of_losses(losses)
@@ -238,10 +239,7 @@ class Deferred:
         if self._doubts.resolve(doubt):
             self._flags.raise_later(bad, doubt.by_scale)
         if new and asked.zeroes:
-            self._report(
-                "zeroed-gradients",
-                "overflowed gradients set to 0 where no torch optimizer steps: an update by hand adds nothing",
-            )
+            self._report(*ZEROED)
         seen = Seen(asked.site, scale, not loss_bad, sticky=bool(sticky), mended=tuple(mended))
         if asked.is_number:
             seen.number = value
@@ -256,7 +254,7 @@ def _of_losses(losses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return the loss, where there is one number, and whether any is not finite: a number and a bool, no dimension."""
     if is_one_number(losses):
         value = losses[0].reshape(())
-        return value, not_finite(value)
+        return value, where_not_finite(value)
     device = losses[0].device
-    bad = torch.stack([not_finite(loss).any().to(device) for loss in losses]).any()
+    bad = torch.stack([where_not_finite(loss).any().to(device) for loss in losses]).any()
     return bad, bad

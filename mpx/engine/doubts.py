@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import optimizer as every_optimizer
 
-from mpx.engine.gradients import largest
+from mpx.engine.gradients import largest, where_not_finite
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -242,7 +242,7 @@ class Doubts:
             # clipped, which hides nothing; zeroed, which ends it; or mixed with those of another optimizer
             size = largest(grads)
             found.append((bad & (size != 0)).any())
-            found.append(doubt.bad.any() & size.isfinite().logical_not_().any())
+            found.append(doubt.bad.any() & where_not_finite(size).any())
         return torch.stack(found).any().to(torch.float32) if found else None
 
 

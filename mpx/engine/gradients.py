@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = [
+    "ZEROED",
     "Flags",
     "clear_",
     "is_one",
@@ -26,12 +27,17 @@ __all__ = [
     "largest",
     "non_finite",
     "non_finite_flags",
-    "not_finite",
     "read",
     "scale_",
     "unscale_",
+    "where_not_finite",
 ]
 
+# What is told where `Flags.expose` returns that it zeroed something.
+ZEROED = (
+    "zeroed-gradients",
+    "overflowed gradients set to 0 where no torch optimizer steps: an update by hand adds nothing",
+)
 COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -78,7 +84,7 @@ def is_one_number(losses: Sequence[Tensor]) -> bool:
     return len(losses) == 1 and losses[0].numel() == 1 and not losses[0].is_complex()
 
 
-def not_finite(numbers: Tensor) -> Tensor:
+def where_not_finite(numbers: Tensor) -> Tensor:
     """Return whether each number is infinite or NaN: bool, in two kernels where `isfinite` takes four."""
     return (numbers - numbers) != 0
 
@@ -95,8 +101,7 @@ def unscale_(grads: Iterable[Tensor], scale: float | Tensor) -> list[Tensor]:
     for group in _grouped(grads):
         if group[0].dtype is torch.float64:  # the kernel takes FP32 and half only
             torch._foreach_mul_(group, 1.0 / scale)
-            largest = torch.stack(torch._foreach_norm(group, float("inf")))
-            flags.append(_flag(torch.isfinite(largest)))
+            flags.append(_flag(torch.isfinite(largest(group))))
         else:
             if isinstance(scale, Tensor):
                 inverse = scale.reciprocal().to(group[0].device)
@@ -115,12 +120,12 @@ def _inverse(scale: float, device: torch.device) -> Tensor:
 
 
 def largest(grads: Sequence[Tensor]) -> Tensor:
-    """Return the largest magnitude in each gradient, FP32, in their order; NaN where it holds one.
+    """Return the largest magnitude in each gradient, in their order and type; NaN where it holds one.
 
     Args:
-        grads: FP32, at least one, on one device.
+        grads: At least one, of one real type, on one device.
     """
-    numbers = [_values(grad).detach() for grad in grads]
+    numbers = [_values(grad) for grad in grads]
     norms = list(torch._foreach_norm([one for one in numbers if one.numel()], float("inf")))
     if len(norms) < len(numbers):  # of nothing there is no largest
         there, nothing = iter(norms), numbers[0].new_zeros(())

@@ -1,6 +1,7 @@
 """What only a GPU can show: how often a step waits for it, and that every level trains on it."""
 
 import warnings
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -28,6 +29,17 @@ def stepper(**options):
     return step
 
 
+@contextmanager
+def told_of_waits(how):
+    """Let torch say of each wait for the GPU that there was one: "warn" or "error"."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode(how)
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def losses(**options):
     step = stepper(**options)
     return torch.stack([step() for _ in range(20)]).tolist()
@@ -41,15 +53,10 @@ def test_a_step_waits_for_the_device_once_at_most(level, waits, at_level):
         step = stepper()
         for _ in range(5):
             step()
-        torch.cuda.synchronize()
-        with warnings.catch_warnings(record=True) as heard:
+        with warnings.catch_warnings(record=True) as heard, told_of_waits("warn"):
             warnings.simplefilter("always")
-            torch.cuda.set_sync_debug_mode("warn")
-            try:
-                for _ in range(10):
-                    step()
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
+            for _ in range(10):
+                step()
     assert sum("synchroniz" in str(one.message) for one in heard) <= 10 * waits
 
 
@@ -59,13 +66,9 @@ def test_a_step_with_a_fused_optimizer_waits_for_nothing(level, at_level):
         step = stepper(fused=True)
         for _ in range(5):
             step()
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with told_of_waits("error"):
             for _ in range(100):
                 step()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import distributed, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpx.engine.devices import DEVICES
 from mpx.engine.judge import CollapseError
@@ -140,6 +141,46 @@ def test_a_model_that_the_script_forgets_is_not_kept_for_what_is_on_its_way(acce
         assert [one() for one in gone] == [None] * len(gone)
         recorded.session.catch_up()
         assert recorded.summary["steps"] == {"attempted": 4, "applied": 4, "skipped": 0}
+
+
+class Operations(TorchDispatchMode):
+    """Counts what is asked of a device, without what only looks at a tensor in another way."""
+
+    def __init__(self):
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.number += not func.is_view and func.namespace == "aten"
+        return func(*args, **(kwargs or {}))
+
+
+def operations_of_a_step(layers):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
+    own = fused_adam(model.parameters())
+
+    def step():
+        own.zero_grad()
+        model(torch.ones(2, 4)).square().mean().backward()
+        own.step()
+
+    for _ in range(20):
+        step()
+    with Operations() as operations:
+        step()
+    return operations.number
+
+
+def test_what_is_asked_of_a_device_instead_does_not_grow_with_the_model(accelerator, at_level):
+    settings = "loss_scale.init=256", "monitors.gradients=false"
+    with at_level("O1", *settings):
+        waiting = [operations_of_a_step(layers) for layers in (2, 20)]
+    accelerator()
+    with at_level("O1", *settings):
+        ahead = [operations_of_a_step(layers) for layers in (2, 20)]
+    more = [one - other for one, other in zip(ahead, waiting, strict=True)]
+    assert 0 < more[0] == more[1] <= 24
 
 
 def waits_of_ten_steps(device, **step):
