@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from mpx.engine.kernels import Report
     from mpx.engine.module_rules import ModuleRules
-    from mpx.presets.policy import OptimizerGuards
+    from mpx.presets.policy import OptimizerSettings
 
 __all__ = ["HalfModel", "guard_optimizer"]
 
@@ -105,7 +105,7 @@ class HalfModel:
                     yield module, name, parameter
 
 
-def guard_optimizer(optimizer: torch.optim.Optimizer, guards: OptimizerGuards, report: Report) -> None:
+def guard_optimizer(optimizer: torch.optim.Optimizer, guards: OptimizerSettings, report: Report) -> None:
     """Raise an `eps` that is zero in half, and take the fused kernel away where it does not update half parameters.
 
     Adam's eps of 1e-8 is 0 in FP16, so a parameter without gradient becomes 0/0. torch 2.12.1 and 2.13.0 leave full

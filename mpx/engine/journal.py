@@ -30,10 +30,25 @@ AT_OVERFLOW_S = 0.5  # snapshots that overflows ask for are at least so far apar
 class Journal:
     """Writes one shard for one process; a forked child writes its own from its first event on."""
 
-    def __init__(self, run_dir: Path, interval_s: float, summary: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        interval_s: float,
+        summary: Callable[[], dict[str, Any]],
+        *,
+        after_snapshot: Callable[[], None],
+    ) -> None:
+        """Open a shard of the run.
+
+        Args:
+            run_dir: The run directory.
+            interval_s: Seconds from one snapshot to the next, in a process that trains.
+            summary: Returns what a snapshot holds.
+            after_snapshot: Called after each of those.
+        """
         self._directory = RunDirectory.open(run_dir)
         self._interval_s = interval_s
-        self._summary = summary
+        self._summary, self._after_snapshot = summary, after_snapshot
         self._child = _is_child()
         self._fresh()
 
@@ -79,6 +94,7 @@ class Journal:
             self.snapshot()
             self._wait_s = min(max(2.0 * self._wait_s, FIRST_WAIT_S), self._interval_s)
             self._due = self._last + self._wait_s
+            self._after_snapshot()
 
     def snapshot(self) -> None:
         """Write a snapshot now."""

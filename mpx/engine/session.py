@@ -18,6 +18,7 @@ from mpx.engine.deferred import Deferred
 from mpx.engine.devices import DEVICES, HALF, peak_memory
 from mpx.engine.doubts import Doubts
 from mpx.engine.functions import ScriptFunctions
+from mpx.engine.fused_updates import FusedUpdates
 from mpx.engine.gradients import Flags, read
 from mpx.engine.half_model import HalfModel, guard_optimizer
 from mpx.engine.hooks import Hooks
@@ -160,6 +161,7 @@ class Session:
             checks=self._casts,
             skips=skips,
         )
+        self._fused = FusedUpdates(tell, wanted=policy.optimizer.fuse)
         self.stepping: Stepping = Stepping(
             self._flags,
             self._arrivals,
@@ -171,6 +173,7 @@ class Session:
             after=self._stepped,
             ahead=self._stepped_ahead,
             around=self.region.disabled,
+            fused=self._fused.around,
         )
         self.script_amp: ScriptAmp = ScriptAmp(
             policy,
@@ -367,7 +370,7 @@ class Session:
         self._substitutions.tell(
             "script-amp-kept", "the script's own mixed precision runs; the level is not applied"
         )
-        self.region.casts = self._casts = False
+        self.region.casts = self._casts = self._fused.wanted = False
         self.oprules.remove()
         self._judge.stand_back()
         self.backward.stand_back(self.script_amp.true_losses)

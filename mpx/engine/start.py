@@ -7,6 +7,7 @@ import multiprocessing.util
 import os
 from pathlib import Path
 
+from mpx.engine.allocator import HostMemory
 from mpx.engine.journal import Journal
 from mpx.engine.session import Session
 from mpx.presets import Policy
@@ -27,7 +28,12 @@ def start(run_dir: Path) -> Session:
     policy = Policy.from_dict(preset)
     hand_over(directory.read_op_groups())
     session: Session
-    journal = Journal(run_dir, policy.flush_interval_s, lambda: session.summary())  # noqa: PLW0108 - made next
+    journal = Journal(
+        run_dir,
+        policy.flush_interval_s,
+        lambda: session.summary(),  # noqa: PLW0108 - made next
+        after_snapshot=HostMemory(keeps=policy.keep_freed_memory).tidy,
+    )
     session = Session(policy, journal.emit, journal.tick)
     session.install()
     if not journal.of_child:

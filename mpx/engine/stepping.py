@@ -55,6 +55,7 @@ class Stepping:
         after: Callable[[Optimizer, Step], None],
         ahead: Callable[[Optimizer, Tensor | None], None],
         around: Callable[[], AbstractContextManager[Any]],
+        fused: Callable[[Optimizer], AbstractContextManager[None]],
     ) -> None:
         """Make the service.
 
@@ -69,10 +70,12 @@ class Stepping:
             after: Told of each step.
             ahead: Told of one instead that nobody knows yet to be applied: `found_inf`, with which it was.
             around: Context for the update itself: no autocast.
+            fused: Another, inside that, where no code of the script's runs inside the step: in what kernel.
         """
         self._flags, self._skips, self._attempts, self._falls = flags, skips, attempts, falls
         self._arrivals, self._doubts = arrivals, doubts
         self._before, self._after, self._ahead, self._around = before, after, ahead, around
+        self._fused = fused
         self._here = _Here()
         # whether a class moves its parameters before the last evaluation of a closure, as LBFGS and SAM do
         self._moves_early: dict[type, bool] = {}
@@ -131,7 +134,7 @@ class Stepping:
             self._skip(optimizer, overflowed)
             return None
         updates = _has_gradient(optimizer)
-        with self._around():
+        with self._around(), self._fused(optimizer):
             result = inner(optimizer, *args, **kwargs)
         if updates:  # a step without any gradient changes nothing: neither an update nor an overflow
             self._after(optimizer, Step(skipped=False))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mpx.presets.overrides import Override, parse_set
-    from mpx.presets.policy import Collapse, LossScale, Monitors, Ops, OptimizerGuards, Policy
+    from mpx.presets.policy import Collapse, LossScale, Monitors, Ops, OptimizerSettings, Policy
     from mpx.presets.resolution import PresetInfo, Resolved, list_presets, resolve, show, validate
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "LossScale",
     "Monitors",
     "Ops",
-    "OptimizerGuards",
+    "OptimizerSettings",
     "Override",
     "Policy",
     "PresetInfo",

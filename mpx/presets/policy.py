@@ -25,7 +25,7 @@ __all__ = [
     "LossScale",
     "Monitors",
     "Ops",
-    "OptimizerGuards",
+    "OptimizerSettings",
     "Policy",
     "field_specs",
     "group_names",
@@ -97,9 +97,10 @@ class Ops:
 
 
 @frozen_by_keywords
-class OptimizerGuards:
-    """What keeps an optimizer alive on half state; `min_eps` of 0 leaves every eps alone."""
+class OptimizerSettings:
+    """The kernels of optimizers, and what keeps them alive on half state; `min_eps` of 0 leaves every eps alone."""
 
+    fuse: bool
     min_eps: float = _number(at_least=0.0)
     unfuse: bool
 
@@ -145,7 +146,8 @@ class Policy:
     script_amp: Literal["takeover", "keep"]
     apex: Literal["auto", "on", "off"]
     matmul_precision: Literal["highest", "high", "medium"]
-    optimizer: OptimizerGuards
+    optimizer: OptimizerSettings
+    keep_freed_memory: bool
     ddp: Ddp
     slow_kernel_ratio: float = _number(at_least=1.0)
     monitors: Monitors

@@ -1,0 +1,105 @@
+"""Memory that a step frees is there for the next one: what the kernel hands out anew is counted as page faults."""
+
+import platform
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="another allocator has other habits"
+)
+
+STEPS = """
+import resource
+import torch
+
+weight = torch.ones(2, requires_grad=True)
+
+def step():
+    weight.sum().backward()
+    blocks = [torch.empty(2_500_000, dtype=torch.uint8) for _ in range(60)]
+    for block in blocks:
+        block.fill_(1)
+    del block
+    while blocks:
+        blocks.pop()
+
+for _ in range(3):
+    step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+PAGES = 10 * 60 * 2_500_000 // 4096  # that are written between the two counts
+SELDOM = ("--set", "flush_interval_s=1000")
+
+
+def faults(outcome):
+    return int(outcome.stdout)
+
+
+@pytest.mark.parametrize("level", ["O0", "O1"])
+def test_a_step_under_mpx_uses_the_memory_of_the_one_before(shell, level):
+    """At a snapshot it is returned, and one may be due in between."""
+    script = shell.script("steps.py", STEPS)
+    assert faults(shell.python(script)) > PAGES // 2
+    assert faults(shell.mpx("-qq", "-O", level, *SELDOM, script)) < PAGES // 3
+
+
+@pytest.mark.parametrize(
+    "name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES"]
+)
+def test_an_environment_that_says_when_to_return_memory_is_obeyed(shell, name):
+    script = shell.script("steps.py", STEPS)
+    value = "glibc.malloc.trim_threshold=131072" if name == "GLIBC_TUNABLES" else "131072"
+    assert faults(shell.mpx("-qq", "-O", "O1", *SELDOM, script, env={name: value})) > PAGES // 2
+
+
+def test_a_preset_can_leave_the_allocator_alone(shell):
+    script = shell.script("steps.py", STEPS)
+    assert faults(shell.mpx("-qq", "-O", "O1", "--set", "keep_freed_memory=false", script)) > PAGES // 2
+
+
+RESIDENT = """
+import os
+import torch
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+def load():
+    blocks = [torch.ones(2**20) for _ in range(100)]  # 400 MiB
+    return torch.ones(100)  # above them on the heap
+
+weight = torch.ones(2, requires_grad=True)
+"""
+
+
+def test_what_is_loaded_before_training_is_returned_as_by_python(shell):
+    script = shell.script(
+        "loads.py", RESIDENT + "before = resident()\nkept = load()\nprint(resident() - before)\n"
+    )
+    for outcome in (shell.python(script), shell.mpx("-qq", "-O", "O1", script)):
+        assert float(outcome.stdout) < 100
+
+
+def test_what_is_freed_while_it_trains_is_returned_with_a_snapshot(shell):
+    script = shell.script(
+        "loads.py",
+        RESIDENT
+        + """
+weight.sum().backward()
+before = resident()
+kept = load()
+held = resident() - before
+for passes in range(100_000):
+    weight.sum().backward()
+    if resident() - before < 100:
+        break
+print(held, passes)
+""",
+    )
+    held, passes = shell.mpx("-qq", "-O", "O1", "--set", "flush_interval_s=0.05", script).stdout.split()
+    assert float(held) > 300
+    assert int(passes) < 99_999
