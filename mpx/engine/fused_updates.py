@@ -1,4 +1,4 @@
-"""Adam, AdamW and SGD with momentum in torch's fused kernels, where the script leaves that choice to torch.
+"""Adam, AdamW and SGD with momentum by torch's fused kernels, where the script leaves that choice to torch.
 
 On a CPU torch updates one parameter after the other, in a dozen operations each. Its fused kernels compute the same
 formulas in one pass over memory and without temporaries. They round in another order, so O0 does without.
@@ -11,9 +11,8 @@ of nothing but torch's own classes with options of the usual kind; anything else
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,12 +37,11 @@ STATE = {  # that the kernels write, by exact class; each tensor is as its param
 }
 COUNT = "step"
 NUMBERS = ("lr", "weight_decay", "eps", "momentum", "dampening")
-FLAGS = ("maximize", "nesterov")
+FLAGS = ("maximize", "nesterov", "decoupled_weight_decay")
 OFF = ("amsgrad", "capturable", "differentiable")
 LARGEST = torch.finfo(torch.float32).max
 REAL = {float, int}
 SEQUENCE = {tuple, list}
-NOTHING = nullcontext()
 
 PLAIN = {Tensor, nn.Parameter}
 FLOAT32 = {torch.float32}
@@ -59,11 +57,28 @@ REPLACEABLE = [
     for name in ("adam", "adamw", "sgd", "_single_tensor_adam", "_single_tensor_adamw", "_single_tensor_sgd")
     if hasattr(sys.modules[module], name)
 ] + [(kind, "_init_group") for kind in STATE]
+WRAPPED = "_torchdynamo_orig_callable"
 TORCHS_OWN = [getattr(owner, name) for owner, name in REPLACEABLE]
 
 
+class _Lists(NamedTuple):
+    """What a kernel is given of a group: tensors in the order of the parameters.
+
+    Attributes:
+        parameters: Those that have a gradient.
+        grads: Theirs.
+        state: The lists of `STATE`.
+        counts: The steps that each was given, where the optimizer counts them.
+    """
+
+    parameters: list[Tensor]
+    grads: list[Tensor]
+    state: list[list[Tensor]]
+    counts: list[Tensor]
+
+
 class FusedUpdates:
-    """Decides about each step of an optimizer."""
+    """Takes the place of the `step` of an optimizer."""
 
     def __init__(self, report: Report, *, wanted: bool) -> None:
         """Make the service.
@@ -74,42 +89,69 @@ class FusedUpdates:
         """
         self._report, self.wanted = report, wanted
 
-    def around(self, optimizer: Optimizer) -> AbstractContextManager[None]:
-        """Return the context of a `step`: in it groups say `fused`, where the kernel computes what they mean."""
-        if not self.wanted or type(optimizer) not in STATE or not _is_torchs_own(optimizer):
-            return NOTHING
-        written: list[Tensor] = []
+    def update(self, optimizer: Optimizer) -> bool:
+        """Update the parameters of an optimizer whose state has begun, and return whether that was done.
+
+        Not, and nothing is changed, where the kernel would compute something else than `step`, or somebody looks on.
+        """
+        kind = type(optimizer)
+        if not self.wanted or kind not in STATE or not _is_torchs_own(optimizer):
+            return False
+        found = []
         for group in optimizer.param_groups:
-            of_group = _written_of(optimizer, group) if _has_usual_options(group) else None
-            if of_group is None:
-                return NOTHING
-            written += of_group
-        return _Fused(optimizer, written, self._report) if written else NOTHING
-
-
-class _Fused:
-    """A step in the fused kernel."""
-
-    __slots__ = ("_groups", "_kind", "_report", "_written")
-
-    def __init__(self, optimizer: Optimizer, written: list[Tensor], report: Report) -> None:
-        self._groups, self._kind = list(optimizer.param_groups), type(optimizer).__name__
-        self._written, self._report = written, report
-
-    def __enter__(self) -> None:
-        for group in self._groups:
-            group["fused"] = True
-
-    def __exit__(self, error: type[BaseException] | None, *rest: object) -> None:
-        for group in self._groups:
-            group["fused"] = None
-        # the kernel forgets it, and a backward pass through what was saved before the step would not be refused
-        increment_version(self._written)
-        if error is None:
+            lists = _lists_of(optimizer, group) if _has_usual_options(group) else None
+            if lists is None:
+                return False
+            if lists.parameters:
+                found.append((group, lists))
+        with torch.no_grad():
+            for group, lists in found:
+                (_sgd if kind is SGD else _adam)(kind, group, lists)
+                # the kernels forget it, and a backward pass through what was saved before would not be refused
+                increment_version([*chain(lists.parameters, *lists.state, lists.counts)])
+        if found:
             self._report(
-                f"fused-update:{self._kind}",
-                f"{self._kind} on the CPU updated FP32 parameters in torch's fused kernel, rounded in another order",
+                f"fused-update:{kind.__name__}",
+                f"{kind.__name__} on the CPU updated FP32 parameters in torch's fused kernel, rounded in another order",
             )
+        return bool(found)
+
+
+def _adam(kind: type[Optimizer], group: dict[str, Any], lists: _Lists) -> None:
+    decoupled = group.get("decoupled_weight_decay", kind is AdamW)  # torch < 2.7 does not write it down
+    beta1, beta2 = group["betas"]
+    means, squares = lists.state
+    torch._foreach_add_(lists.counts, 1)
+    (torch._fused_adamw_ if decoupled else torch._fused_adam_)(
+        lists.parameters,
+        lists.grads,
+        means,
+        squares,
+        [],
+        lists.counts,
+        lr=group["lr"],
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        amsgrad=False,
+        maximize=group["maximize"],
+    )
+
+
+def _sgd(kind: type[Optimizer], group: dict[str, Any], lists: _Lists) -> None:
+    torch._fused_sgd_(
+        lists.parameters,
+        lists.grads,
+        *lists.state,
+        weight_decay=group["weight_decay"],
+        momentum=group["momentum"],
+        lr=group["lr"],
+        dampening=group["dampening"],
+        nesterov=group["nesterov"],
+        maximize=group["maximize"],
+        is_first_step=False,
+    )
 
 
 def _is_torchs_own(optimizer: Optimizer) -> bool:
@@ -119,12 +161,17 @@ def _is_torchs_own(optimizer: Optimizer) -> bool:
         or optimizer._optimizer_step_post_hooks
         or optimizer_module._global_optimizer_pre_hooks
         or optimizer_module._global_optimizer_post_hooks
+        or getattr(optimizer, "grad_scale", None) is not None
+        or getattr(optimizer, "found_inf", None) is not None
+        or torch._C._autograd._profiler_enabled()
         or in_transform()
         or forward_ad._current_level >= 0
         or torch._C._get_tracing_state() is not None
     ):
         return False
-    return [getattr(owner, name) for owner, name in REPLACEABLE] == TORCHS_OWN
+    present = [getattr(owner, name) for owner, name in REPLACEABLE]
+    # the first compilation in a process wraps some of them, which changes nothing of what they do
+    return present == TORCHS_OWN or [getattr(one, WRAPPED, one) for one in present] == TORCHS_OWN
 
 
 def _has_usual_options(group: dict[str, Any]) -> bool:
@@ -146,34 +193,29 @@ def _has_usual_options(group: dict[str, Any]) -> bool:
     return type(betas) in SEQUENCE and all(type(beta) is float and 0.0 <= beta < 1.0 for beta in betas)
 
 
-def _written_of(optimizer: Optimizer, group: dict[str, Any]) -> list[Tensor] | None:
-    """Return what the kernel would write of a group, or None where something does not lie as it takes it.
+def _lists_of(optimizer: Optimizer, group: dict[str, Any]) -> _Lists | None:
+    """Return what a kernel is to be given of a group, or None where something does not lie as it takes it.
 
     Asked in each step, hence in loops of C.
     """
     kind, state_of = type(optimizer), optimizer.state.get
     parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-    states = [state for parameter in parameters if (state := state_of(parameter))]
-    begun = parameters
-    if len(states) < len(parameters):
-        if states and kind is SGD:  # the kernel begins the momentum of all or none
-            return None
-        begun = [parameter for parameter in parameters if state_of(parameter)]
     grads = [parameter.grad for parameter in parameters]
-    tensors = [[state.get(name) for state in states] for name in STATE[kind]]
+    states = [state for parameter in parameters if (state := state_of(parameter))]
+    if len(states) < len(parameters):
+        return None
+    state = [[state.get(name) for state in states] for name in STATE[kind]]
     counts = [] if kind is SGD else [state.get(COUNT) for state in states]
-    written = list(chain(parameters, *tensors, counts))
     fits = (
-        _are_plain([*grads, *written])
-        and all(map(Tensor.is_same_size, parameters, grads))
-        and all(map(Tensor.is_same_size, begun * len(tensors), chain(*tensors)))
+        _are_plain([*chain(parameters, grads, *state, counts)])
+        and all(map(Tensor.is_same_size, parameters * (1 + len(state)), chain(grads, *state)))
         and not any(map(Tensor.dim, counts))
         and len(set(map(id, chain(parameters, counts)))) == len(parameters) + len(counts)
         and not any(map(Tensor.is_inference, parameters))
         and not any(map(REQUIRES_GRAD, grads))
         and not any(map(torch._is_zerotensor, grads))
     )
-    return written if fits else None
+    return _Lists(parameters, grads, state, counts) if fits else None
 
 
 def _are_plain(tensors: list[Any]) -> bool:

@@ -173,7 +173,7 @@ class Session:
             after=self._stepped,
             ahead=self._stepped_ahead,
             around=self.region.disabled,
-            fused=self._fused.around,
+            fused=self._fused.update,
         )
         self.script_amp: ScriptAmp = ScriptAmp(
             policy,

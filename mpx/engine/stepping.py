@@ -55,7 +55,7 @@ class Stepping:
         after: Callable[[Optimizer, Step], None],
         ahead: Callable[[Optimizer, Tensor | None], None],
         around: Callable[[], AbstractContextManager[Any]],
-        fused: Callable[[Optimizer], AbstractContextManager[None]],
+        fused: Callable[[Optimizer], bool],
     ) -> None:
         """Make the service.
 
@@ -70,7 +70,7 @@ class Stepping:
             after: Told of each step.
             ahead: Told of one instead that nobody knows yet to be applied: `found_inf`, with which it was.
             around: Context for the update itself: no autocast.
-            fused: Another, inside that, where no code of the script's runs inside the step: in what kernel.
+            fused: Updates in place of a step that needs no argument, if it can, and says whether it did.
         """
         self._flags, self._skips, self._attempts, self._falls = flags, skips, attempts, falls
         self._arrivals, self._doubts = arrivals, doubts
@@ -134,8 +134,9 @@ class Stepping:
             self._skip(optimizer, overflowed)
             return None
         updates = _has_gradient(optimizer)
-        with self._around(), self._fused(optimizer):
-            result = inner(optimizer, *args, **kwargs)
+        with self._around():
+            done = not (args or kwargs) and self._fused(optimizer)
+            result = None if done else inner(optimizer, *args, **kwargs)
         if updates:  # a step without any gradient changes nothing: neither an update nor an overflow
             self._after(optimizer, Step(skipped=False))
         return result

@@ -41,14 +41,36 @@ def test_a_fused_update_is_as_near_to_fp64_as_the_plain_one(kind, settings, leve
     with at_level(level) as recorded:
         found, calls = train(kind, settings)
         assert recorded.substituted(f"fused-update:{kind.__name__}")
-    assert (none, calls) == (0, STEPS)
+    assert (none, calls) == (0, STEPS - 1)  # torch begins the state itself
     ulp = torch.finfo(torch.float32).eps * max(one.abs().max().item() for one in true)
     assert farthest(found, true) <= 2 * farthest(plain, true) + ulp
 
 
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD], ids=lambda kind: kind.__name__)
+def test_a_process_that_has_compiled_something_fuses_as_well(kind, at_level):
+    """torch.compile wraps parts of every optimizer class, once."""
+    torch.compile(torch.sin, backend="eager")(torch.ones(1))
+    torch._dynamo.reset()
+    with at_level("O1"):
+        assert (
+            train(kind, {"lr": 0.1} | ({"momentum": 0.9} if kind is torch.optim.SGD else {}))[1] == STEPS - 1
+        )
+
+
+def test_a_profiler_sees_the_step_of_the_optimizer(at_level):
+    with at_level("O1"):
+        trained = parameters()
+        optimizer = torch.optim.Adam(trained)
+        for seed in range(2):
+            give_gradients(trained, seed)
+            with torch.profiler.profile() as profiler:
+                optimizer.step()
+    assert any(event.key == "Optimizer.step#Adam.step" for event in profiler.key_averages())
+
+
 def test_o0_fuses_where_it_is_asked_to(at_level):
     with at_level("O0", "optimizer.fuse=true"):
-        assert train(torch.optim.Adam, {})[1] == STEPS
+        assert train(torch.optim.Adam, {})[1] == STEPS - 1
 
 
 @pytest.mark.parametrize("level", ["O0", "O1", "O2"])
@@ -129,7 +151,8 @@ def test_a_compiled_step_is_left_to_the_compiler(at_level):
     with at_level("O1"):
         found = run()
     torch._dynamo.reset()
-    assert farthest(found, [one.double() for one in plain]) <= 4 * torch.finfo(torch.float32).eps
+    rounding = torch.finfo(torch.float32).eps * max(one.abs().max().item() for one in plain)
+    assert farthest(found, [one.double() for one in plain]) <= 4 * rounding
 
 
 def test_a_script_whose_own_mixed_precision_is_kept_keeps_its_updates(at_level):
