@@ -106,7 +106,10 @@ class FusedUpdates:
                 found.append((group, lists))
         with torch.no_grad():
             for group, lists in found:
-                (_sgd if kind is SGD else _adam)(kind, group, lists)
+                if kind is SGD:
+                    _sgd(group, lists)
+                else:  # torch < 2.7 has no such option
+                    _adam(group, lists, decoupled=group.get("decoupled_weight_decay", kind is AdamW))
                 # the kernels forget it, and a backward pass through what was saved before would not be refused
                 increment_version([*chain(lists.parameters, *lists.state, lists.counts)])
         if found:
@@ -117,8 +120,7 @@ class FusedUpdates:
         return bool(found)
 
 
-def _adam(kind: type[Optimizer], group: dict[str, Any], lists: _Lists) -> None:
-    decoupled = group.get("decoupled_weight_decay", kind is AdamW)  # torch < 2.7 does not write it down
+def _adam(group: dict[str, Any], lists: _Lists, *, decoupled: bool) -> None:
     beta1, beta2 = group["betas"]
     means, squares = lists.state
     torch._foreach_add_(lists.counts, 1)
@@ -139,7 +141,7 @@ def _adam(kind: type[Optimizer], group: dict[str, Any], lists: _Lists) -> None:
     )
 
 
-def _sgd(kind: type[Optimizer], group: dict[str, Any], lists: _Lists) -> None:
+def _sgd(group: dict[str, Any], lists: _Lists) -> None:
     torch._fused_sgd_(
         lists.parameters,
         lists.grads,
