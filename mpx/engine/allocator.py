@@ -16,8 +16,8 @@ CHOSEN_BY = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MA
 class HostMemory:
     """Has glibc keep what is freed from step to step, and give it back now and then.
 
-    What comes from the kernel is filled with zeros, page by page, as it is first written: up to a third of a step on a
-    CPU. By itself glibc returns each block that is larger than any freed before, and what is free at the end of its
+    What comes from the kernel is filled with zeros, page by page, as it is first written: up to two fifths of a step on
+    a CPU. By itself glibc returns each block that is larger than any freed before, and what is free at the end of its
     heap beyond twice that. An environment that says otherwise is obeyed; elsewhere than on glibc nothing changes.
     """
 

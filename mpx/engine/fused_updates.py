@@ -85,9 +85,13 @@ class FusedUpdates:
 
         Args:
             report: Tells substitutions.
-            wanted: Whether the level wants it; may be set to False later.
+            wanted: Whether the level wants it.
         """
-        self._report, self.wanted = report, wanted
+        self._report, self._wanted = report, wanted
+
+    def stand_back(self) -> None:
+        """From now on torch updates by itself: the script has mixed precision of its own."""
+        self._wanted = False
 
     def update(self, optimizer: Optimizer) -> bool:
         """Update the parameters of an optimizer whose state has begun, and return whether that was done.
@@ -95,7 +99,7 @@ class FusedUpdates:
         Not, and nothing is changed, where the kernel would compute something else than `step`, or somebody looks on.
         """
         kind = type(optimizer)
-        if not self.wanted or kind not in STATE or not _is_torchs_own(optimizer):
+        if not self._wanted or kind not in STATE or not _is_torchs_own(optimizer):
             return False
         found = []
         for group in optimizer.param_groups:
@@ -108,7 +112,7 @@ class FusedUpdates:
             for group, lists in found:
                 if kind is SGD:
                     _sgd(group, lists)
-                else:  # torch < 2.7 has no such option
+                else:  # where the option is not written down, the class decides
                     _adam(group, lists, decoupled=group.get("decoupled_weight_decay", kind is AdamW))
                 # the kernels forget it, and a backward pass through what was saved before would not be refused
                 increment_version([*chain(lists.parameters, *lists.state, lists.counts)])

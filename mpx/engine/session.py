@@ -370,9 +370,10 @@ class Session:
         self._substitutions.tell(
             "script-amp-kept", "the script's own mixed precision runs; the level is not applied"
         )
-        self.region.casts = self._casts = self._fused.wanted = False
+        self.region.casts = self._casts = False
         self.oprules.remove()
         self._judge.stand_back()
+        self._fused.stand_back()
         self.backward.stand_back(self.script_amp.true_losses)
 
     def _lost(self, monitor: Monitor, error: Exception) -> None:

@@ -86,7 +86,7 @@ def test_without_it_updates_are_torchs_to_the_bit(level, at_level):
 
 def test_o3_does_not_fuse_updates_of_half_weights(at_level):
     """torch 2.13 leaves half parameters as they are in its fused SGD."""
-    with at_level("O3"):
+    with at_level("O3", "optimizer.fuse=true"):
         assert not train(torch.optim.SGD, {"momentum": 0.9})[1]
 
 
