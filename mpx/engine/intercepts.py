@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mpx.engine import launcher, leaving, owned, sharding
-from mpx.engine.stepping import OURS, wrapped_classes
+from mpx.engine.stepping import OURS, wrap_zero_grad, wrapped_classes
 from mpx.values import frozen
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ TABLE: tuple[Intercept, ...] = (
         "Optimizer.profile_hook_step",
         lambda s, original: s.stepping.wrap_profile_hook_step(original),
     ),
+    Intercept(OPTIMIZER, "Optimizer.zero_grad", lambda s, original: wrap_zero_grad(original)),
     Intercept(OPTIMIZER, "Optimizer.add_param_group", _add_param_group),
     Intercept(OPTIMIZER, "Optimizer.state_dict", lambda s, original: s.checkpoints.wrap_state_dict(original)),
     Intercept(

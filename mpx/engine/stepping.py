@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mpx.engine.doubts import Doubts
     from mpx.engine.gradients import Flags
 
-__all__ = ["OURS", "Stepping", "wrapped_classes"]
+__all__ = ["OURS", "Stepping", "wrap_zero_grad", "wrapped_classes"]
 
 Call = Callable[..., Any]
 OURS = "_mpx_inner"
@@ -249,6 +249,23 @@ def _has_gradient(optimizer: Optimizer) -> bool:
             if parameter.grad is not None:
                 return True
     return False
+
+
+def wrap_zero_grad(original: Callable[..., None]) -> Callable[..., None]:
+    """Return the `Optimizer.zero_grad` of the session: torch spends most of its time on the name that profilers show."""
+    profiled = torch._C._autograd._profiler_enabled
+
+    @wraps(original)
+    def zero_grad(optimizer: Optimizer, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's signature
+        if set_to_none is not True or profiled() or not hasattr(optimizer, "_zero_grad_profile_name"):
+            original(optimizer, set_to_none)
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad = None
+
+    return zero_grad
 
 
 def wrapped_classes(root: type) -> list[type]:
