@@ -200,9 +200,9 @@ class Backward:
 
     def _presentable(self, scale: float) -> float:
         """Return the scale of a pass: 1 where torch is to raise at a NaN, which a search for the range makes."""
-        if not self._ranks.scaled:
+        if scale == 1.0 or not self._ranks.scaled:
             return 1.0
-        if scale == 1.0 or not (torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()):
+        if not (torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()):
             return scale
         self._report(
             "anomaly",

@@ -41,13 +41,15 @@ class Earlier:
         self._aside: list[tuple[Tensor, Tensor]] = []
         self._scaled: list[Tensor] = []
         self._flagged = [(leaf, grad, grad._version) for leaf in flagged if (grad := leaf.grad) is not None]
+        if is_one(scale):
+            return  # nothing is ours to change: torch adds to what there is, as it does by itself
         for leaf, grad in graded(leaves):
             if set_aside or grad.requires_grad:
                 self._aside.append((leaf, grad))
                 leaf.grad = None
             else:
                 self._scaled.append(grad)
-        if self._scaled and not is_one(scale):
+        if self._scaled:
             scale_(self._scaled, scale)
             self._flagged = [(leaf, grad, grad._version) for leaf, grad, _ in self._flagged]
 
@@ -66,18 +68,21 @@ class Earlier:
             filled: The leaves that have a gradient after the pass, with it.
             done: Gradients of before that are true already.
         """
+        if is_one(self._scale):
+            # looking multiplies by 1 in place: not where a graph may have saved what it looks at
+            grads = (grad.detach().clone() if grad.requires_grad else grad for _, grad in filled)
+            return unscale_(grads, 1.0)
         if self._differentiable:
-            if not is_one(self._scale):
-                for leaf, grad in filled:
-                    leaf.grad = grad * (1.0 / self._scale)
+            for leaf, grad in filled:
+                leaf.grad = grad * (1.0 / self._scale)
             flags = non_finite_flags(leaf.grad for leaf, _ in filled if leaf.grad is not None)
         else:
-            grads = {id(grad): grad for _, grad in filled}
+            scaled = {id(grad): grad for _, grad in filled}
             if self._scaled:
                 # a hook or a change of layout may have put another tensor in the place of one that was scaled
                 true = {id(grad) for grad in done}
-                grads.update((id(grad), grad) for grad in self._scaled if id(grad) not in true)
-            flags = unscale_(grads.values(), self._scale)
+                scaled.update((id(grad), grad) for grad in self._scaled if id(grad) not in true)
+            flags = unscale_(scaled.values(), self._scale)
         for leaf, grad in self._aside:
             with torch.enable_grad():
                 leaf.grad = grad if leaf.grad is None else grad + leaf.grad

@@ -92,10 +92,12 @@ class _Served(NamedTuple):
 
     Attributes:
         options: Of `_options_of`.
-        layouts: Those of the tensors.
+        number: How many tensors there were.
+        layouts: Theirs.
     """
 
     options: list[Any]
+    number: int
     layouts: TensorGuards
 
 
@@ -153,10 +155,10 @@ class FusedUpdates:
         known = before is not None and _are_the_same(options, before.options)
         if not known and not _has_usual_options(group):
             return False
-        if before is None or not before.layouts.check(*tensors):
+        if before is None or len(tensors) != before.number or not before.layouts.check(*tensors):
             if not _lie_as_needed(lists):
                 return False
-            known, before = False, _Served(options, _layouts(tensors))
+            known, before = False, _Served(options, len(tensors), _layouts(tensors))
         if not known:
             served[place] = before._replace(options=options)
         named = lists.parameters + lists.counts

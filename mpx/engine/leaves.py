@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Leaves", "graded"]
 
+AccumulateGrad: type[Any] = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 Thing = TypeVar("Thing")
 
 MARK = "mpx_outermost_output"
@@ -192,9 +193,10 @@ class Leaves:
     def _walk_from(self, nodes: list[Node], registered: Collection[int] = ()) -> None:
         found, seen = list(nodes), set(nodes)
         for node in found:  # grows while it is walked
-            variable = getattr(node, "variable", None)
-            if variable is not None and id(variable) not in registered:  # AccumulateGrad
-                self.saw_tensor(variable)
+            if isinstance(node, AccumulateGrad):
+                if id(node.variable) not in registered:
+                    self.saw_tensor(node.variable)
+                continue
             mark = notes_of(node).get(MARK)
             if mark is not None:
                 root = mark()

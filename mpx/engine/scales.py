@@ -115,10 +115,15 @@ class Scales:
     """The scalers of a process by call site, and what a checkpoint and the record say of them.
 
     Where verdicts are on their way from an accelerator, whoever asks or sets a scale here waits for them.
+
+    Attributes:
+        in_force: Whether losses are scaled at all.
+        falls: How often a scale fell, of all sites together.
     """
 
     def __init__(self, settings: Settings, history_points: int, arrivals: Arrivals) -> None:
         self._settings, self._arrivals = settings, arrivals
+        self.in_force: bool = settings.mode != "none"
         self._begin = initial(settings)
         self._points = history_points
         self._sites: dict[str, _Site] = {}
@@ -126,13 +131,8 @@ class Scales:
         self._latest: str | None = None
         self._ran: set[str] = set()
         self._backward = 0  # number of the last pass that was judged
-        self.falls = 0  # of all sites together
+        self.falls = 0
         self._here = _Here()
-
-    @property
-    def in_force(self) -> bool:
-        """Whether losses are scaled at all."""
-        return self._settings.mode != "none"
 
     @property
     def latest(self) -> LossScale:
@@ -194,7 +194,7 @@ class Scales:
             counts: Whether a script that asks for the scale means this pass too (not one inside its loss).
         """
         self._arrivals.wait()
-        ceiling = LARGEST_FP16_SEED if _seeds_half(loss) else math.inf
+        ceiling = LARGEST_FP16_SEED if self.in_force and _seeds_half(loss) else math.inf
         found = self._sites.get(site)
         if found is None:
             found = self._sites[site] = self._new_site(site, loss, ceiling)

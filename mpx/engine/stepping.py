@@ -252,7 +252,7 @@ def _has_gradient(optimizer: Optimizer) -> bool:
 
 
 def wrap_zero_grad(original: Callable[..., None]) -> Callable[..., None]:
-    """Return the `Optimizer.zero_grad` of the session: torch spends most of its time on the name that profilers show."""
+    """Return the `Optimizer.zero_grad` of the session: most of torch's time goes into a mark for profilers."""
     profiled = torch._C._autograd._profiler_enabled
 
     @wraps(original)

@@ -1,5 +1,6 @@
 """Steps that torch's fused kernels would get wrong, or that the script has a hand in, are left to torch to the bit."""
 
+import contextlib
 import itertools
 from importlib import import_module
 
@@ -193,6 +194,57 @@ def test_after_such_a_change_a_step_is_torchs_own(kind, change, as_torch_does):
         return snapshot(trained)
 
     as_torch_does(run)
+
+
+def rate_as_a_tensor(trained, optimizer):
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.05)
+
+
+def plainly(trained, optimizer):
+    optimizer.param_groups[0]["foreach"] = False
+
+
+def of_new_kind(trained, optimizer):
+    optimizer.__class__ = Signs
+
+
+def betas_in_their_list(trained, optimizer):
+    optimizer.param_groups[0]["betas"][0] = torch.tensor(0.9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        *itertools.product((torch.optim.Adam, torch.optim.SGD), [*CHANGES, rate_as_a_tensor, plainly]),
+        *((torch.optim.Adam, change) for change in (of_new_kind, betas_in_their_list)),
+        (torch.optim.SGD, state_that_is_lost),
+    ],
+    ids=lambda one: one.__name__,
+)
+def test_such_a_change_is_noticed_between_fused_steps(kind, change, at_level, monkeypatch):
+    """What served the last time is not asked again in full."""
+    updates = []
+    for kernel in (torch._fused_adam_, torch._fused_sgd_):
+
+        def counted(parameters, *args, _kernel=kernel, **options):
+            updates.append(isinstance(parameters[0], nn.Parameter))
+            return _kernel(parameters, *args, **options)
+
+        monkeypatch.setattr(torch, kernel.__name__, counted)
+    with at_level("O1"):
+        trained = parameters()
+        optimizer = kind(trained, lr=0.05, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
+        (group,) = optimizer.param_groups
+        group.update({"betas": [0.9, 0.99]} if "betas" in group else {})
+        for step in range(4):
+            give_gradients(trained, step)
+            optimizer.step()
+        assert sum(updates) == 3  # torch began the state
+        give_gradients(trained, 4)
+        change(trained, optimizer)
+        with contextlib.suppress(RuntimeError):  # torch refuses some of them
+            optimizer.step()
+        assert sum(updates) == 3
 
 
 def test_a_count_of_steps_that_parameters_share_is_counted_as_torch_does(as_torch_does):
