@@ -253,17 +253,19 @@ def _has_gradient(optimizer: Optimizer) -> bool:
 
 def wrap_zero_grad(original: Callable[..., None]) -> Callable[..., None]:
     """Return the `Optimizer.zero_grad` of the session: most of torch's time goes into a mark for profilers."""
-    profiled = torch._C._autograd._profiler_enabled
+    is_compiling, is_profiled = torch.compiler.is_compiling, torch._C._autograd._profiler_enabled
 
     @wraps(original)
     def zero_grad(optimizer: Optimizer, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's signature
-        if set_to_none is not True or profiled() or not hasattr(optimizer, "_zero_grad_profile_name"):
+        if is_compiling() or set_to_none is not True or is_profiled():
             original(optimizer, set_to_none)
-            return
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.grad = None
+        elif hasattr(optimizer, "_zero_grad_profile_name"):  # else torch has not prepared it yet
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.grad = None
+        else:
+            original(optimizer, set_to_none)
 
     return zero_grad
 
