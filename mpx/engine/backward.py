@@ -16,20 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 
 from mpx.engine.compiled import is_tracing
 from mpx.engine.devices import DEVICES
 from mpx.engine.earlier import Earlier
-from mpx.engine.gradients import ZEROED, clear_, is_one, is_one_number, non_finite, non_finite_flags, read
+from mpx.engine.gradients import ZEROED, clear_, is_one_number, non_finite, non_finite_flags, read
 from mpx.engine.leaves import graded
 from mpx.engine.scales import caller_site
+from mpx.engine.seeds import is_edge, listed, run_engine, scaled_seeds, seeds_of
 from mpx.engine.widened import of_insides
 from mpx.monitors import Seen
 
 if TYPE_CHECKING:
-    from torch.autograd.graph import GradientEdge
-
     from mpx.engine.deferred import Deferred
     from mpx.engine.gradients import Flags
     from mpx.engine.kernels import Report
@@ -93,6 +91,8 @@ class Backward:
 
     def wrap_backward(self, original: Callable[..., None]) -> Callable[..., None]:
         """Return the `torch.autograd.backward` of the session."""
+        code = getattr(original, "__code__", None)
+        is_torchs = code is not None and code.co_filename == torch.autograd.__file__
 
         @wraps(original)
         def backward(  # noqa: PLR0917 - torch's signature
@@ -103,14 +103,21 @@ class Backward:
             grad_variables: Any = None,
             inputs: Any = None,
         ) -> None:
-            roots = _listed(tensors)
-            seeds = _seeds(roots, grad_tensors)
+            roots = listed(tensors)
+            seeds = seeds_of(roots, grad_tensors)
             if seeds is None or _is_part_of_another(roots) or grad_variables is not None:
                 return original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
 
+            # nothing is given, so there is nothing that torch has to look at first
+            straight = is_torchs and grad_tensors is None and inputs is None
+            straight = straight and not torch._C._are_functorch_transforms_active()
+
             def run(scale: float | Tensor) -> None:
-                scaled = _scaled(roots, seeds, scale)
-                original(tuple(roots), scaled, retain_graph, create_graph, inputs=inputs)
+                scaled = scaled_seeds(roots, seeds, scale)
+                if straight:
+                    run_engine(roots, scaled, retain_graph=retain_graph, create_graph=create_graph)
+                else:
+                    original(tuple(roots), scaled, retain_graph, create_graph, inputs=inputs)
 
             if self._checks:
                 self._pass(run, roots, self._targets(roots, inputs), create_graph=create_graph)
@@ -263,8 +270,8 @@ class Backward:
             *args: Any,
             **kwargs: Any,
         ) -> Any:
-            roots = _listed(outputs)
-            seeds = _seeds(roots, grad_outputs)
+            roots = listed(outputs)
+            seeds = seeds_of(roots, grad_outputs)
             if seeds is None or _is_part_of_another(roots) or not self._checks:
                 return original(outputs, inputs, grad_outputs, retain_graph, *args, **kwargs)
             # a stage that splits its pass keeps what this finds, and makes the gradients of weights of it
@@ -280,7 +287,7 @@ class Backward:
                 now = self._running.begin(scale)
                 try:
                     with self._held(), self._around():
-                        scaled = _scaled(roots, seeds, scale)
+                        scaled = scaled_seeds(roots, seeds, scale)
                         found = original(
                             roots, inputs, scaled, retain_graph or retry or None, *args, **kwargs
                         )
@@ -300,7 +307,7 @@ class Backward:
     def _targets(self, roots: list[Tensor], inputs: Any) -> list[Tensor]:
         if inputs is None:
             return self._leaves.of(roots)
-        given = [inputs] if isinstance(inputs, Tensor) or _is_edge(inputs) else list(inputs)
+        given = [inputs] if isinstance(inputs, Tensor) or is_edge(inputs) else list(inputs)
         targets = [one if isinstance(one, Tensor) else getattr(one.node, "variable", None) for one in given]
         found = [target for target in targets if target is not None]
         for target in found:
@@ -313,51 +320,6 @@ def _is_part_of_another(roots: list[Tensor]) -> bool:
     if torch._C._current_graph_task_id() != -1 or is_tracing():
         return True
     return any(map(torch._C._functorch.is_functorch_wrapped_tensor, roots))
-
-
-def _is_edge(value: Tensor | GradientEdge | Sequence[Any]) -> bool:
-    return hasattr(value, "node")
-
-
-def _listed(roots: Any) -> list[Any]:
-    return [roots] if isinstance(roots, Tensor) or _is_edge(roots) else list(roots)
-
-
-def _seeds(roots: list[Any], given: Any) -> list[Tensor | None] | None:
-    """Return the seed gradient of each root, None where torch takes ones.
-
-    Instead of the list None, for edges of the graph, where torch would want a seed and raise, and for tensors that have
-    a shape and no numbers.
-    """
-    seeds: list[Tensor | None]
-    seeds = [None] * len(roots) if given is None else [given] if isinstance(given, Tensor) else list(given)
-    if len(seeds) != len(roots) or not roots:
-        return None
-    for place, root in enumerate(roots):
-        if not isinstance(root, Tensor) or root.is_meta or type(root) is FakeTensor:
-            return None
-        if seeds[place] is None and not (
-            root.requires_grad and root.numel() == 1 and root.is_floating_point()
-        ):
-            return None
-    return seeds
-
-
-def _scaled(
-    roots: list[Tensor], seeds: list[Tensor | None], scale: float | Tensor
-) -> tuple[Tensor | None, ...]:
-    """Return the seeds of a pass that is multiplied by `scale`: the graph stays as the script built it."""
-    if is_one(scale):
-        return tuple(seeds)
-    scaled = []
-    for root, seed in zip(roots, seeds, strict=True):
-        if seed is not None:
-            scaled.append(seed * scale)
-        elif isinstance(scale, Tensor):
-            scaled.append(torch.empty_like(root).copy_(scale))
-        else:
-            scaled.append(torch.full_like(root, scale))
-    return tuple(scaled)
 
 
 def _looked_at(losses: Sequence[Tensor]) -> tuple[float | None, tuple[Tensor, ...]]:

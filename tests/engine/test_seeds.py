@@ -1,0 +1,141 @@
+"""Passes without seeds of the script's go straight to torch's engine; all others by `torch.autograd.backward`."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+LEVELS = ["O0", "O1", "O2", "O1-bf16"]
+
+
+def weight():
+    torch.manual_seed(0)
+    return nn.Parameter(torch.randn(5, 3))
+
+
+def alone(parameter):
+    (parameter * parameter).sum().backward()
+
+
+def of_one_element(parameter):
+    (parameter * parameter).sum().reshape(1, 1).backward()
+
+
+def twice_through_one_graph(parameter):
+    loss = (parameter * parameter).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def two_roots(parameter):
+    torch.autograd.backward([(parameter * parameter).sum(), parameter.sin().mean()])
+
+
+def of_a_gradient(parameter):
+    loss = (parameter**3).sum()
+    loss.backward(create_graph=True)
+    grad, parameter.grad = parameter.grad, None
+    grad.square().sum().backward()
+
+
+def in_double_precision(parameter):
+    (parameter.double() ** 2).sum().backward()
+
+
+WAYS = [alone, of_one_element, twice_through_one_graph, two_roots, of_a_gradient, in_double_precision]
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True:UserWarning")
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("level", LEVELS)
+def test_gradients_are_those_of_plain_python(way, level, at_level, monkeypatch):
+    """To the bit: nothing here is computed in half, and a scale is a power of two."""
+    plain = weight()
+    way(plain)
+    with at_level(level), monkeypatch.context() as patch:
+        patch.setattr(
+            torch.autograd, "_make_grads", lambda *_, **__: pytest.fail("torch looked at the seeds")
+        )
+        found = weight()
+        way(found)
+    assert torch.equal(found.grad, plain.grad)
+
+
+def given(parameter):
+    (parameter * 2).backward(torch.ones(5, 3))
+
+
+def of_some(parameter):
+    (parameter * 2).sum().backward(inputs=[parameter])
+
+
+@pytest.mark.parametrize("way", [given, of_some], ids=lambda way: way.__name__)
+def test_what_the_script_gives_torch_looks_at(way, at_level, monkeypatch):
+    seen = []
+    looks = torch.autograd._make_grads
+    monkeypatch.setattr(
+        torch.autograd, "_make_grads", lambda *args, **named: seen.append(1) or looks(*args, **named)
+    )
+    with at_level("O1"):
+        parameter = weight()
+        way(parameter)
+    assert seen
+    assert torch.equal(parameter.grad, torch.full((5, 3), 2.0))
+
+
+def a_second_time():
+    loss = weight().square().sum()
+    loss.backward()
+    loss.backward()
+
+
+def without_a_graph():
+    torch.ones(()).backward()
+
+
+def of_many_numbers():
+    weight().square().backward()
+
+
+def of_an_integer():
+    torch.ones((), dtype=torch.int64).backward()
+
+
+def of_none():
+    torch.autograd.backward([])
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [a_second_time, without_a_graph, of_many_numbers, of_an_integer, of_none],
+    ids=lambda one: one.__name__,
+)
+def test_mistakes_are_refused_as_by_torch(mistake, at_level):
+    def told():
+        try:
+            mistake()
+        except RuntimeError as error:
+            return str(error)
+        return None
+
+    plain = told()
+    with at_level("O1"):
+        assert told() == plain
+
+
+def test_torchs_log_of_the_engine_is_written(at_level, caplog):
+    with at_level("O1"), caplog.at_level(logging.DEBUG, logger="torch.autograd.graph"):
+        weight().square().sum().backward()
+    assert any("Executing" in record.getMessage() for record in caplog.records)
+
+
+def test_a_backward_that_another_tool_has_replaced_before_is_called(at_level, monkeypatch):
+    seen = []
+    original = torch.autograd.backward
+    monkeypatch.setattr(
+        torch.autograd, "backward", lambda *args, **named: seen.append(1) or original(*args, **named)
+    )
+    with at_level("O1"):
+        weight().square().sum().backward()
+    assert len(seen) == 1
