@@ -101,6 +101,7 @@ CASES = [
     Case("conv_transpose3d.input", F.conv_transpose3d, [(2, 16, 4, 16, 16)], [(16, 16, 3, 3, 3), (16,)]),
     Case("conv_tbc", F.conv_tbc, [(128, 16, 64)], [(3, 64, 64), (64,)]),
     Case("scaled_dot_product_attention", F.scaled_dot_product_attention, [Q, Q, Q]),
+    Case("scaled_dot_product_attention", F.scaled_dot_product_attention, [(2, 8, 1024, 64)] * 3, [], "long"),
     Case(
         "scaled_dot_product_attention",
         partial(F.scaled_dot_product_attention, is_causal=True),

@@ -225,6 +225,27 @@ def test_attention_with_dropout_or_a_trained_mask_is_left_to_torch(given, sessio
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(ours, plain, strict=True))
 
 
+@pytest.mark.parametrize(("half", "keys", "rerouted"), [
+    ("bfloat16", 143, True),
+    ("bfloat16", 144, False),
+    ("float16", 143, True),
+    ("float16", 144, True),
+])  # fmt: skip
+def test_attention_to_many_keys_has_a_bf16_kernel_that_is_not_slow(half, keys, rerouted, session):
+    case = Attention(q=(1, 2, 5, 64), k=(1, 2, keys, 64), v=(1, 2, keys, 64))
+    exact, exact_grads = run(case, torch.float64)
+    with session(f"dtype={half}") as (recorded, region):
+        out, grads = run(case, torch.float32, region())
+        assert bool(substituted(recorded, case)) is rerouted
+    assert out.dtype is getattr(torch, half)
+    of_half = torch.finfo(out.dtype).eps
+    for found, true in zip([out, *grads], [exact, *exact_grads], strict=True):
+        # inputs, results and what is between them are rounded once or twice each
+        torch.testing.assert_close(
+            found.double(), true, rtol=8 * of_half, atol=8 * of_half * true.abs().max().item()
+        )
+
+
 @pytest.mark.parametrize("name", ["conv2d", "sdpa"])
 def test_no_kernel_is_slow_enough_for_a_preset_that_says_so(name, session):
     with session("slow_kernel_ratio=1e9") as (recorded, region):

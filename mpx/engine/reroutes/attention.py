@@ -20,6 +20,10 @@ from mpx.engine.reroutes.base import (
 
 __all__ = ["ALL_IN_FLOAT32", "BACKWARD_IN_FLOAT32"]
 
+# Numbers in the keys of one head. Below, torch's BF16 backward pass of attention takes 2 to 4 times its FP32 one; from
+# there on 1 to 1.9 times, and a recomputed FP32 forward pass costs more than it saves. Measured as in `slow_kernels.yaml`.
+MANY_KEYS = 9216
+
 
 class _Attention(torch.autograd.Function):
     """Its backward pass recomputes `op` in FP32 from the saved half inputs and differentiates that."""
@@ -66,6 +70,9 @@ def _backward_in_float32(op: Op, args: Args, kwargs: Kwargs) -> Tensor | None:
         return (
             None  # with dropout or a trained mask torch computes step by step, in kernels that are not slow
         )
+    key = given["key"]
+    if key.dtype is torch.bfloat16 and key.shape[-2] * key.shape[-1] >= MANY_KEYS:
+        return None
     return _applied(op, given, forward_too=False)
 
 
