@@ -21,7 +21,7 @@ from mpx.engine.reroutes.base import (
 __all__ = ["ALL_IN_FLOAT32", "BACKWARD_IN_FLOAT32"]
 
 # Numbers in the keys of one head. Below, torch's BF16 backward pass of attention takes 2 to 4 times its FP32 one; from
-# there on 1 to 1.9 times, and a recomputed FP32 forward pass costs more than it saves. Measured as in `slow_kernels.yaml`.
+# there on 1 to 1.9 times, and a recomputed FP32 forward pass costs more than it saves. See `slow_kernels.yaml`.
 MANY_KEYS = 9216
 
 
