@@ -128,22 +128,36 @@ def gpt(amp: Plain) -> Callable[[], None]:
     return supervised(Logits(model), tokens[:, :-1], tokens[:, 1:], amp)
 
 
-class Recurrent(nn.Module):
-    """An LSTM and a head that reads its last state."""
+def long_gpt(amp: Plain) -> Callable[[], None]:
+    """The same with 256 channels, 16 sequences of 256 characters: activations outweigh all else in memory."""
+    model = GPT(vocab=96, context=256, layers=4, heads=4, channels=256, dropout=0.0)
+    tokens = torch.randint(0, 96, (16, 257))
+    return supervised(Logits(model), tokens[:, :-1], tokens[:, 1:], amp)
 
-    def __init__(self) -> None:
+
+class Recurrent(nn.Module):
+    """A recurrent network and a head that reads its last state."""
+
+    def __init__(self, layers: nn.RNNBase) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(32, 128, num_layers=2, batch_first=True)
-        self.head = nn.Linear(128, 10)
+        self.layers = layers
+        self.head = nn.Linear(layers.hidden_size, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        states, _ = self.lstm(x)
+        states, _ = self.layers(x)
         return self.head(states[:, -1])
 
 
 def lstm(amp: Plain) -> Callable[[], None]:
     """Two LSTM layers over 16 sequences of 50 steps."""
-    return supervised(Recurrent(), torch.randn(16, 50, 32), torch.randint(0, 10, (16,)), amp)
+    model = Recurrent(nn.LSTM(32, 128, num_layers=2, batch_first=True))
+    return supervised(model, torch.randn(16, 50, 32), torch.randint(0, 10, (16,)), amp)
+
+
+def gru(amp: Plain) -> Callable[[], None]:
+    """Two wide GRU layers over 16 sequences of 50 steps."""
+    model = Recurrent(nn.GRU(64, 384, num_layers=2, batch_first=True))
+    return supervised(model, torch.randn(16, 50, 64), torch.randint(0, 10, (16,)), amp)
 
 
 class Many(nn.Module):
@@ -200,7 +214,7 @@ def gan(amp: Plain) -> Callable[[], None]:
     return step
 
 
-WORKLOADS = {w.__name__: w for w in (mlp, cnn, gpt, lstm, many, gan, accumulation)}
+WORKLOADS = {w.__name__: w for w in (mlp, cnn, gpt, long_gpt, lstm, gru, many, gan, accumulation)}
 
 
 def main() -> None:

@@ -118,6 +118,8 @@ def _with_numbers_that_fit(rule: Rule, device: Device, report: Report) -> Kernel
 
 def half_type(rule: Rule, device: Device, report: Report) -> Kernel:
     """FP32 inputs (and the other half type) become the half type of the region."""
+    if "steps_a_cast" in rule.facts:
+        return _half_weights_of_steps(rule, device)
     op, excluded = overload(rule.op), _excluded(device)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -126,6 +128,35 @@ def half_type(rule: Rule, device: Device, report: Report) -> Kernel:
             if kwargs:
                 kwargs = {name: _as(half, value) for name, value in kwargs.items()}
             return op(*[_as(half, value) for value in args], **kwargs)
+
+    return kernel
+
+
+def _half_weights_of_steps(rule: Rule, device: Device) -> Kernel:
+    """A recurrent network that is run step by step casts its weights once for so many steps, and the rest as it comes.
+
+    Cast at each step, a weight is kept for the backward pass as often; cast once, the gradients of all steps are added
+    in half. Of longer networks pieces take turns, but not of packed sequences, of both directions at once, or where
+    dropout would draw other numbers: there each step casts anew.
+    """
+    op, most = overload(rule.op), rule.facts["steps_a_cast"]
+    names = [argument.name for argument in op._schema.arguments]
+    weights_at, packed = names.index("params"), "batch_sizes" in names
+    both_ways_at, dropout_at, training_at = map(names.index, ("bidirectional", "dropout", "train"))
+    below = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, device.autocast_key))
+
+    def kernel(*args: Any) -> Any:
+        keys = torch._C._dispatch_keys(args[0]) & below
+        time = 1 if not packed and args[names.index("batch_first")] else 0
+        steps = args[1].numel() if packed else args[0].shape[time]
+        if steps > most and (packed or args[both_ways_at] or (args[dropout_at] and args[training_at])):
+            return op.redispatch(keys, *args)
+        given, half, out = list(args), torch.get_autocast_dtype(device.type), []
+        for piece in [args[0]] if steps <= most else args[0].split(most, time):
+            given[0], given[weights_at] = piece, _as(half, args[weights_at])
+            result, given[1] = op.redispatch(keys, *given)
+            out.append(result)
+        return (out[0] if len(out) == 1 else torch.cat(out, time)), given[1]
 
     return kernel
 
