@@ -29,6 +29,7 @@ __all__ = ["OURS", "Stepping", "wrap_zero_grad", "wrapped_classes"]
 
 Call = Callable[..., Any]
 OURS = "_mpx_inner"
+PREPARED = "_zero_grad_profile_name"  # an attribute that torch gives to an optimizer together with all others
 
 
 class _SkipStep(Exception):  # noqa: N818 - control flow out of a closure, never seen by the script
@@ -257,15 +258,14 @@ def wrap_zero_grad(original: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(original)
     def zero_grad(optimizer: Optimizer, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's signature
-        if is_compiling() or set_to_none is not True or is_profiled():
+        # a compiler that looks at this goes on in torch's own
+        if is_compiling() or set_to_none is not True or is_profiled() or not hasattr(optimizer, PREPARED):
             original(optimizer, set_to_none)
-        elif hasattr(optimizer, "_zero_grad_profile_name"):  # else torch has not prepared it yet
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        parameter.grad = None
-        else:
-            original(optimizer, set_to_none)
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad = None
 
     return zero_grad
 
