@@ -23,7 +23,7 @@ from mpx.engine.earlier import Earlier
 from mpx.engine.gradients import ZEROED, clear_, is_one_number, non_finite, non_finite_flags, read
 from mpx.engine.leaves import graded
 from mpx.engine.scales import caller_site
-from mpx.engine.seeds import is_edge, listed, run_engine, scaled_seeds, seeds_of
+from mpx.engine.seeds import at_hand, listed, run_engine, scaled_seeds, seeds_of
 from mpx.engine.widened import of_insides
 from mpx.monitors import Seen
 
@@ -103,10 +103,11 @@ class Backward:
             grad_variables: Any = None,
             inputs: Any = None,
         ) -> None:
-            roots = listed(tensors)
+            # whatever is given may be an iterator, which can be asked once
+            roots, grad_tensors, inputs = listed(tensors), at_hand(grad_tensors), at_hand(inputs)
             seeds = seeds_of(roots, grad_tensors)
             if seeds is None or _is_part_of_another(roots) or grad_variables is not None:
-                return original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
+                return original(roots, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
 
             # nothing is given, so there is nothing that torch has to look at first
             straight = is_torchs and grad_tensors is None and inputs is None
@@ -270,14 +271,14 @@ class Backward:
             *args: Any,
             **kwargs: Any,
         ) -> Any:
-            roots = listed(outputs)
+            roots, grad_outputs = listed(outputs), at_hand(grad_outputs)
             seeds = seeds_of(roots, grad_outputs)
             if seeds is None or _is_part_of_another(roots) or not self._checks:
-                return original(outputs, inputs, grad_outputs, retain_graph, *args, **kwargs)
+                return original(roots, inputs, grad_outputs, retain_graph, *args, **kwargs)
             # a stage that splits its pass keeps what this finds, and makes the gradients of weights of it
             if not self._scales.in_force or self._ranks.judges_later:
                 with self._held(), self._around():
-                    return original(outputs, inputs, grad_outputs, retain_graph, *args, **kwargs)
+                    return original(roots, inputs, grad_outputs, retain_graph, *args, **kwargs)
             site = caller_site()
             state = self._scales.enter(site, roots[0], counts=False)
             roots_finite = not any(read(non_finite_flags(roots)))
@@ -307,8 +308,11 @@ class Backward:
     def _targets(self, roots: list[Tensor], inputs: Any) -> list[Tensor]:
         if inputs is None:
             return self._leaves.of(roots)
-        given = [inputs] if isinstance(inputs, Tensor) or is_edge(inputs) else list(inputs)
-        targets = [one if isinstance(one, Tensor) else getattr(one.node, "variable", None) for one in given]
+        given = inputs.values() if isinstance(inputs, dict) else listed(inputs)
+        targets = [
+            one if isinstance(one, Tensor) else getattr(getattr(one, "node", None), "variable", None)
+            for one in given
+        ]
         found = [target for target in targets if target is not None]
         for target in found:
             self._leaves.saw_tensor(target)

@@ -39,7 +39,7 @@ class Earlier:
         """
         self._scale, self._differentiable = scale, set_aside
         self._aside: list[tuple[Tensor, Tensor]] = []
-        self._scaled: list[Tensor] = []
+        self._scaled: dict[int, Tensor] = {}  # by id: two leaves may share one
         self._flagged = [(leaf, grad, grad._version) for leaf in flagged if (grad := leaf.grad) is not None]
         if is_one(scale):
             return  # nothing is ours to change: torch adds to what there is, as it does by itself
@@ -48,9 +48,9 @@ class Earlier:
                 self._aside.append((leaf, grad))
                 leaf.grad = None
             else:
-                self._scaled.append(grad)
+                self._scaled[id(grad)] = grad
         if self._scaled:
-            scale_(self._scaled, scale)
+            scale_(self._scaled.values(), scale)
             self._flagged = [(leaf, grad, grad._version) for leaf, grad, _ in self._flagged]
 
     def added_to(self) -> list[Tensor]:
@@ -81,7 +81,7 @@ class Earlier:
             if self._scaled:
                 # a hook or a change of layout may have put another tensor in the place of one that was scaled
                 true = {id(grad) for grad in done}
-                scaled.update((id(grad), grad) for grad in self._scaled if id(grad) not in true)
+                scaled.update((key, grad) for key, grad in self._scaled.items() if key not in true)
             flags = unscale_(scaled.values(), self._scale)
         for leaf, grad in self._aside:
             with torch.enable_grad():

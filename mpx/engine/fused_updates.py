@@ -13,7 +13,7 @@ compares type, layout and size of a list of tensors with what they were in one c
 from __future__ import annotations
 
 import sys
-from itertools import chain
+from itertools import chain, repeat
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -45,6 +45,8 @@ ONE = torch.ones((), dtype=torch.float32, device="cpu")
 NUMBERS = ("lr", "weight_decay", "eps", "momentum", "dampening")
 FLAGS = ("maximize", "nesterov", "decoupled_weight_decay")
 OFF = ("amsgrad", "capturable", "differentiable")
+OPTIONS = ("fused", "foreach", *OFF, *FLAGS, *NUMBERS, "betas")
+MISSING = object()
 LARGEST = torch.finfo(torch.float32).max
 REAL = {float, int}
 SEQUENCE = {tuple, list}
@@ -240,9 +242,10 @@ def _is_torchs_own(optimizer: Optimizer) -> bool:
 
 
 def _options_of(group: dict[str, Any]) -> list[Any]:
-    """Return all that a group holds, and what may change inside of that."""
+    """Return what `_has_usual_options` looks at, and what may change inside of it. No parameter: it would live on."""
     betas = group.get("betas")
-    return [*group.values(), *betas] if type(betas) is list else [*group.values()]
+    options = [*map(group.get, OPTIONS, repeat(MISSING))]
+    return [*options, *betas] if type(betas) is list else options
 
 
 def _are_the_same(objects: list[Any], others: list[Any]) -> bool:

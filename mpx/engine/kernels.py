@@ -156,7 +156,10 @@ def _half_weights_of_steps(rule: Rule, device: Device) -> Kernel:
             given[0], given[weights_at] = piece, _as(half, args[weights_at])
             result, given[1] = op.redispatch(keys, *given)
             out.append(result)
-        return (out[0] if len(out) == 1 else torch.cat(out, time)), given[1]
+        # laid out as by itself: steps first, also where the script has the batch first
+        return (
+            out[0] if len(out) == 1 else torch.cat([one.movedim(time, 0) for one in out]).movedim(0, time)
+        ), given[1]
 
     return kernel
 

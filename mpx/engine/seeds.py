@@ -15,17 +15,21 @@ from mpx.engine.gradients import is_one
 if TYPE_CHECKING:
     from torch.autograd.graph import GradientEdge
 
-__all__ = ["is_edge", "listed", "run_engine", "scaled_seeds", "seeds_of"]
-
-
-def is_edge(value: Tensor | GradientEdge | Sequence[Any]) -> bool:
-    """Whether this is an edge of the graph in the place of a tensor."""
-    return hasattr(value, "node")
+__all__ = ["at_hand", "listed", "run_engine", "scaled_seeds", "seeds_of"]
 
 
 def listed(roots: Any) -> list[Any]:
     """Return the roots of a pass, or its inputs, given as torch takes them: one alone or several."""
-    return [roots] if isinstance(roots, Tensor) or is_edge(roots) else list(roots)
+    return [roots] if _is_alone(roots) else list(roots)
+
+
+def at_hand(given: Any) -> Any:
+    """Return what a pass is given besides roots, so that it can be looked at more than once."""
+    return given if given is None or _is_alone(given) or isinstance(given, dict) else list(given)
+
+
+def _is_alone(value: Tensor | GradientEdge | Sequence[Any]) -> bool:
+    return isinstance(value, Tensor) or hasattr(value, "node")  # an edge of the graph
 
 
 def seeds_of(roots: list[Any], given: Any) -> list[Tensor | None] | None:
@@ -75,7 +79,10 @@ def run_engine(
     _engine_run_backward(
         tuple(roots),
         tuple(
-            [torch.ones_like(root) if seed is None else seed for root, seed in zip(roots, seeds, strict=True)]
+            [
+                torch.ones_like(root, memory_format=torch.preserve_format) if seed is None else seed
+                for root, seed in zip(roots, seeds, strict=True)
+            ]
         ),
         create_graph if retain_graph is None else retain_graph,
         create_graph,

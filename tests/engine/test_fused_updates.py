@@ -1,5 +1,8 @@
 """Optimizers that the script leaves to torch update in its fused kernels: the same formula, rounded otherwise."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -108,6 +111,21 @@ def test_the_script_finds_its_optimizer_and_gradients_as_they_were(at_level):
     give_gradients(plain.param_groups[0]["params"], 1)
     plain.step()
     assert plain.state_dict()["state"][0]["step"] == 2
+
+
+def test_a_parameter_that_the_script_takes_out_is_freed(at_level):
+    with at_level("O1"):
+        trained = parameters()
+        optimizer = torch.optim.Adam([{"params": trained[:2]}, {"params": trained[2:]}], lr=0.05)
+        for step in range(3):
+            give_gradients(trained, step)
+            optimizer.step()
+        gone = weakref.ref(trained[-1])
+        for parameter in optimizer.param_groups.pop()["params"]:
+            del optimizer.state[parameter]
+        del trained[2:], parameter
+        gc.collect()
+        assert gone() is None
 
 
 def of_weight(weight, optimizer):

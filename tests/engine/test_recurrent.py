@@ -107,6 +107,16 @@ def test_gradients_of_many_steps_are_not_added_in_half(kind, options, able, at_l
     assert error(found) < error(by_hand) / 2
 
 
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_results_of_pieces_lie_in_memory_as_those_of_a_call(batch_first, able, at_level):
+    model = model_of(nn.GRU, {"batch_first": batch_first})
+    x = torch.randn(3, LONG, 6)
+    plain, _ = model(x if batch_first else x.transpose(0, 1))
+    with at_level("O1-bf16"):
+        found, _ = model(x if batch_first else x.transpose(0, 1))
+    assert (found.shape, found.stride()) == (plain.shape, plain.stride())
+
+
 @pytest.mark.parametrize("level", ["O1", "O2", "O1-bf16", "O2-bf16"])
 @pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
 def test_the_number_of_casts_that_are_kept_does_not_grow_with_the_steps(kind, level, able, at_level):

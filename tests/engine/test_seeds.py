@@ -62,6 +62,69 @@ def test_gradients_are_those_of_plain_python(way, level, at_level, monkeypatch):
     assert torch.equal(found.grad, plain.grad)
 
 
+def roots_of_an_iterator(parameter):
+    torch.autograd.backward(iter([(parameter * 2).sum(), (parameter * 3).sum()]))
+
+
+def seeds_of_an_iterator(parameter):
+    torch.autograd.backward(iter([parameter * 2]), iter([torch.full((5, 3), 0.5)]))
+
+
+def inputs_of_an_iterator(parameter):
+    (parameter * 2).sum().backward(inputs=iter([parameter]))
+
+
+def inputs_by_name(parameter):
+    (parameter * 2).sum().backward(inputs={"weight": parameter})
+
+
+def in_a_hook(parameter):
+    other = torch.ones(5, 3, requires_grad=True)
+    other.register_hook(lambda _: torch.autograd.backward(iter([parameter]), iter([torch.ones(5, 3)])))
+    other.sum().backward()
+
+
+def as_results(parameter):
+    (parameter.grad,) = torch.autograd.grad(
+        iter([parameter * 2]), iter([parameter]), iter([torch.ones(5, 3)])
+    )
+
+
+ITERATORS = [
+    roots_of_an_iterator,
+    seeds_of_an_iterator,
+    inputs_of_an_iterator,
+    inputs_by_name,
+    in_a_hook,
+    as_results,
+]
+
+
+@pytest.mark.parametrize("way", ITERATORS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_can_be_iterated_once_is(way, level, at_level):
+    plain = weight()
+    try:
+        way(plain)
+    except Exception as error:  # noqa: BLE001 - torch before 2.13 takes no dict, say
+        pytest.skip(f"torch refuses it: {error}")
+    with at_level(level):
+        found = weight()
+        way(found)
+    assert torch.equal(found.grad, plain.grad)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_two_parameters_may_share_one_gradient(level, at_level):
+    with at_level(level):
+        parameters = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+        parameters[0].grad = parameters[1].grad = torch.zeros(3)
+        for passes in (1, 2):
+            (parameters[0].sum() + 2 * parameters[1].sum()).backward()
+            assert parameters[0].grad is parameters[1].grad
+            assert torch.equal(parameters[0].grad, torch.full((3,), 3.0 * passes))
+
+
 def given(parameter):
     (parameter * 2).backward(torch.ones(5, 3))
 
