@@ -23,7 +23,7 @@ from mpx.engine.earlier import Earlier
 from mpx.engine.gradients import ZEROED, clear_, is_one_number, non_finite, non_finite_flags, read
 from mpx.engine.leaves import graded
 from mpx.engine.scales import caller_site
-from mpx.engine.seeds import at_hand, listed, run_engine, scaled_seeds, seeds_of
+from mpx.engine.seeds import at_hand, listed, may_run_straight, run_engine, scaled_seeds, seeds_of
 from mpx.engine.widened import of_insides
 from mpx.monitors import Seen
 
@@ -91,8 +91,6 @@ class Backward:
 
     def wrap_backward(self, original: Callable[..., None]) -> Callable[..., None]:
         """Return the `torch.autograd.backward` of the session."""
-        code = getattr(original, "__code__", None)
-        is_torchs = code is not None and code.co_filename == torch.autograd.__file__
 
         @wraps(original)
         def backward(  # noqa: PLR0917 - torch's signature
@@ -109,9 +107,7 @@ class Backward:
             if seeds is None or _is_part_of_another(roots) or grad_variables is not None:
                 return original(roots, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
 
-            # nothing is given, so there is nothing that torch has to look at first
-            straight = is_torchs and grad_tensors is None and inputs is None
-            straight = straight and not torch._C._are_functorch_transforms_active()
+            straight = grad_tensors is None and inputs is None and may_run_straight(original, roots)
 
             def run(scale: float | Tensor) -> None:
                 scaled = scaled_seeds(roots, seeds, scale)

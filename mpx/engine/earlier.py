@@ -44,7 +44,7 @@ class Earlier:
         if is_one(scale):
             return  # nothing is ours to change: torch adds to what there is, as it does by itself
         for leaf, grad in graded(leaves):
-            if set_aside or grad.requires_grad:
+            if set_aside or grad.requires_grad or grad.is_inference():
                 self._aside.append((leaf, grad))
                 leaf.grad = None
             else:

@@ -13,6 +13,7 @@ compares type, layout and size of a list of tensors with what they were in one c
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, field
 from itertools import chain, repeat
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -89,18 +90,19 @@ class _Lists(NamedTuple):
         return [*chain(self.parameters, self.grads, *self.state, self.counts)]
 
 
-class _Served(NamedTuple):
-    """A group that a kernel could take.
+@dataclass(slots=True)
+class _Served:
+    """What a kernel was given of a group the last time.
 
     Attributes:
         options: Of `_options_of`.
-        number: How many tensors there were.
+        number: How many tensors.
         layouts: Theirs.
     """
 
-    options: list[Any]
-    number: int
-    layouts: TensorGuards
+    options: list[Any] = field(default_factory=list)
+    number: int = 0
+    layouts: TensorGuards | None = None
 
 
 class FusedUpdates:
@@ -154,19 +156,21 @@ class FusedUpdates:
 
     def _takes(self, optimizer: Optimizer, place: int, group: dict[str, Any], lists: _Lists) -> bool:
         """Whether a kernel computes what `step` would of the group at `place`, with these lists."""
-        served = self._served.setdefault(optimizer, {})
-        before, options, tensors = served.get(place), _options_of(group), lists.tensors()
-        known = before is not None and _are_the_same(options, before.options)
-        if not known and not _has_usual_options(group):
+        named = lists.parameters + lists.counts
+        if len(set(map(id, named))) < len(named):
             return False
-        if before is None or len(tensors) != before.number or not before.layouts.check(*tensors):
+        served = self._served.setdefault(optimizer, {})
+        known = served.get(place) or served.setdefault(place, _Served())
+        options, tensors = _options_of(group), lists.tensors()
+        if not _are_the_same(options, known.options):
+            if not _has_usual_options(group):
+                return False
+            known.options = options
+        if len(tensors) != known.number or not (known.layouts and known.layouts.check(*tensors)):
             if not _lie_as_needed(lists):
                 return False
-            known, before = False, _Served(options, len(tensors), _layouts(tensors))
-        if not known:
-            served[place] = before._replace(options=options)
-        named = lists.parameters + lists.counts
-        return len(set(map(id, named))) == len(named)
+            known.number, known.layouts = len(tensors), _layouts(tensors)
+        return True
 
 
 def _adam(group: dict[str, Any], lists: _Lists, *, decoupled: bool) -> None:
@@ -297,7 +301,7 @@ def _lie_as_needed(lists: _Lists) -> bool:
         _are_plain(lists.tensors())
         and all(map(Tensor.is_same_size, parameters * (1 + len(state)), chain(grads, *state)))
         and not any(map(Tensor.dim, counts))
-        and not any(map(Tensor.is_inference, parameters))
+        and not any(map(Tensor.is_inference, lists.tensors()))
         and not any(map(REQUIRES_GRAD, grads))
         and not any(map(torch._is_zerotensor, grads))
     )

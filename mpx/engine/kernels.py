@@ -143,23 +143,26 @@ def _half_weights_of_steps(rule: Rule, device: Device) -> Kernel:
     names = [argument.name for argument in op._schema.arguments]
     weights_at, packed = names.index("params"), "batch_sizes" in names
     both_ways_at, dropout_at, training_at = map(names.index, ("bidirectional", "dropout", "train"))
+    batch_first_at = None if packed else names.index("batch_first")
     below = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, device.autocast_key))
 
     def kernel(*args: Any) -> Any:
         keys = torch._C._dispatch_keys(args[0]) & below
-        time = 1 if not packed and args[names.index("batch_first")] else 0
+        time = 1 if batch_first_at is not None and args[batch_first_at] else 0
         steps = args[1].numel() if packed else args[0].shape[time]
         if steps > most and (packed or args[both_ways_at] or (args[dropout_at] and args[training_at])):
             return op.redispatch(keys, *args)
-        given, half, out = list(args), torch.get_autocast_dtype(device.type), []
-        for piece in [args[0]] if steps <= most else args[0].split(most, time):
-            given[0], given[weights_at] = piece, _as(half, args[weights_at])
-            result, given[1] = op.redispatch(keys, *given)
-            out.append(result)
-        # laid out as by itself: steps first, also where the script has the batch first
-        return (
-            out[0] if len(out) == 1 else torch.cat([one.movedim(time, 0) for one in out]).movedim(0, time)
-        ), given[1]
+        half, given = torch.get_autocast_dtype(device.type), list(args)
+        if steps <= most:
+            given[weights_at] = _as(half, args[weights_at])
+            return op.redispatch(keys, *given)
+        results = []
+        for given[0] in args[0].split(most, time):
+            given[weights_at] = _as(half, args[weights_at])
+            result, given[1] = op.redispatch(keys, *given)  # the next piece begins with its state
+            results.append(result.movedim(time, 0))
+        # laid out as of one call: steps first in memory, also where the script has the batch first
+        return torch.cat(results).movedim(0, time), given[1]
 
     return kernel
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.autograd.graph import _engine_run_backward
+from torch.overrides import has_torch_function
 
 from mpx.engine.gradients import is_one
 
 if TYPE_CHECKING:
     from torch.autograd.graph import GradientEdge
 
-__all__ = ["at_hand", "listed", "run_engine", "scaled_seeds", "seeds_of"]
+__all__ = ["at_hand", "listed", "may_run_straight", "run_engine", "scaled_seeds", "seeds_of"]
 
 
 def listed(roots: Any) -> list[Any]:
@@ -25,7 +26,7 @@ def listed(roots: Any) -> list[Any]:
 
 def at_hand(given: Any) -> Any:
     """Return what a pass is given besides roots, so that it can be looked at more than once."""
-    return given if given is None or _is_alone(given) or isinstance(given, dict) else list(given)
+    return list(given) if isinstance(given, Iterator) else given
 
 
 def _is_alone(value: Tensor | GradientEdge | Sequence[Any]) -> bool:
@@ -67,6 +68,20 @@ def scaled_seeds(
         else:
             scaled.append(torch.full_like(root, scale))
     return tuple(scaled)
+
+
+def may_run_straight(backward: Callable[..., None], roots: list[Tensor]) -> bool:
+    """Whether `run_engine` does for roots without seeds and inputs all that `backward` would.
+
+    Not if it is another tool's, would refuse the call, or is looked at by a subclass or a mode of the script's.
+    """
+    code = getattr(backward, "__code__", None)
+    return (
+        code is not None
+        and code.co_filename == torch.autograd.__file__
+        and not has_torch_function(roots)
+        and not torch._C._are_functorch_transforms_active()
+    )
 
 
 def run_engine(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import weakref
 from bisect import bisect_left
 from functools import partial
@@ -26,6 +27,14 @@ SAMPLES_A_STRIDE = 32
 ELEMENTS = 1024  # of each gradient, evenly spaced
 
 
+class _Here(threading.local):
+    """What one thread steps. The engine of another fills the gradients of its own model without Python's lock."""
+
+    def __init__(self) -> None:
+        self.optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self.latest: Callable[[], Optimizer | None] = lambda: None
+
+
 class Exponents(Monitor):
     """`gradients` of the record: of the true gradients, before the script clips them.
 
@@ -46,8 +55,7 @@ class Exponents(Monitor):
         limits = torch.finfo(half)
         # Half of the least number above 0: what is not larger rounds to 0.
         self._flushed = int(math.log2(limits.smallest_normal * limits.eps)) - 1
-        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._latest: Callable[[], Optimizer | None] = lambda: None
+        self._here = _Here()
         self._edges: dict[tuple[torch.device, float], _Edges] = {}
         self._counts = [0] * (_NOT_FINITE + 1)
         self._lost = 0
@@ -59,9 +67,10 @@ class Exponents(Monitor):
         self._ran = 0  # the last of those
 
     def asked_to_step(self, optimizer: Optimizer) -> None:
-        if optimizer is not self._latest():
-            self._latest = weakref.ref(optimizer)
-            self._optimizers.add(optimizer)
+        here = self._here
+        if optimizer is not here.latest():
+            here.latest = weakref.ref(optimizer)
+            here.optimizers.add(optimizer)
 
     def ran(self, number: int) -> None:
         self._ran = number
@@ -92,7 +101,7 @@ class Exponents(Monitor):
             self._fetch(edges.count(values), partial(self._add, edges.split))
 
     def _is_due(self, number: int) -> bool:
-        return number >= self._next and bool(self._optimizers)
+        return number >= self._next and bool(self._here.optimizers)
 
     @torch.inference_mode()  # nothing of autograd is entered for it
     def _sample(self) -> list[Tensor]:
@@ -112,7 +121,7 @@ class Exponents(Monitor):
         self._counts = [total + int(more) for total, more in zip(self._counts, merged, strict=True)]
 
     def _gradients(self) -> Iterator[Tensor]:
-        for optimizer in list(self._optimizers):
+        for optimizer in list(self._here.optimizers):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     grad = parameter.grad

@@ -128,6 +128,20 @@ def test_a_parameter_that_the_script_takes_out_is_freed(at_level):
         assert gone() is None
 
 
+def test_an_optimizer_that_its_own_parameters_refer_to_is_freed(at_level):
+    with at_level("O1"):
+        trained = parameters()
+        optimizer = torch.optim.Adam(trained, lr=0.05)
+        trained[0].register_hook(lambda grad, held=optimizer: grad)
+        for step in range(3):
+            give_gradients(trained, step)
+            optimizer.step()
+        gone = weakref.ref(optimizer)
+        del optimizer, trained
+        gc.collect()
+        assert gone() is None
+
+
 def of_weight(weight, optimizer):
     return weight
 

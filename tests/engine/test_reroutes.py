@@ -225,6 +225,16 @@ def test_attention_with_dropout_or_a_trained_mask_is_left_to_torch(given, sessio
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(ours, plain, strict=True))
 
 
+def test_attention_to_what_is_no_matrix_is_refused_by_torch(session):
+    vector = torch.ones(8, requires_grad=True)
+    with (
+        session("dtype=bfloat16") as (_, region),
+        region(),
+        pytest.raises(RuntimeError, match="2 dimensional"),
+    ):
+        torch.nn.functional.scaled_dot_product_attention(vector, vector, vector)
+
+
 @pytest.mark.parametrize(("half", "keys", "rerouted"), [
     ("bfloat16", 143, True),
     ("bfloat16", 144, False),

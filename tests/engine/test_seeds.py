@@ -147,6 +147,43 @@ def test_what_the_script_gives_torch_looks_at(way, at_level, monkeypatch):
     assert torch.equal(parameter.grad, torch.full((5, 3), 2.0))
 
 
+class Deaf(torch.Tensor):
+    """Refuses to be differentiated."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.autograd.backward or getattr(func, "__name__", "") == "backward":
+            return None
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Watching(torch.overrides.TorchFunctionMode):
+    """Notes the names of functions that are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.names.append(getattr(func, "__name__", str(func)))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_who_overrides_functions_of_torch_is_asked(level, at_level):
+    def calls():
+        parameter = weight()
+        with Watching() as watching:
+            torch.autograd.backward([parameter.square().sum()])
+        deaf = nn.Parameter(torch.ones(3))
+        torch.autograd.backward([(deaf * 2).sum().as_subclass(Deaf)])
+        return [name for name in watching.names if name == "backward"], deaf.grad is None
+
+    plain = calls()
+    with at_level(level):
+        assert calls() == plain
+
+
 def a_second_time():
     loss = weight().square().sum()
     loss.backward()

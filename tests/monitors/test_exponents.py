@@ -1,6 +1,7 @@
 """The sizes of gradients: counted exactly, from few passes, without touching anything or waiting for a device."""
 
 import math
+import threading
 
 import pytest
 import torch
@@ -101,6 +102,18 @@ def test_gradients_of_every_kind_are_counted_or_passed_over():
 @pytest.mark.parametrize("kind", ["backward_inf", "forward_inf", "loss_nan"])
 def test_a_pass_that_went_wrong_is_no_sample(kind):
     assert seen(watching(torch.ones(3)), kind=kind) is None
+
+
+def test_gradients_that_another_thread_trains_with_are_left_alone():
+    """Its engine replaces them without Python's lock: to look at them ends in a segmentation fault."""
+    monitor = watching(torch.tensor([1.0, 2.0]))
+    other = nn.Parameter(torch.zeros(3))
+    other.grad = torch.full((3,), 64.0)
+    theirs = torch.optim.SGD([other], lr=0.1)
+    thread = threading.Thread(target=monitor.asked_to_step, args=(theirs,))
+    thread.start()
+    thread.join()
+    assert seen(monitor)["exponents"] == {"min": 0, "max": 1, "counts": [1, 1]}
 
 
 def test_nothing_is_touched():

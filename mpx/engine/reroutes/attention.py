@@ -23,6 +23,7 @@ __all__ = ["ALL_IN_FLOAT32", "BACKWARD_IN_FLOAT32"]
 # Numbers in the keys of one head. Below, torch's BF16 backward pass of attention takes 2 to 4 times its FP32 one; from
 # there on 1 to 1.9 times, and a recomputed FP32 forward pass costs more than it saves. See `slow_kernels.yaml`.
 MANY_KEYS = 9216
+MATRIX = 2
 
 
 class _Attention(torch.autograd.Function):
@@ -70,10 +71,16 @@ def _backward_in_float32(op: Op, args: Args, kwargs: Kwargs) -> Tensor | None:
         return (
             None  # with dropout or a trained mask torch computes step by step, in kernels that are not slow
         )
-    key = given["key"]
-    if key.dtype is torch.bfloat16 and key.shape[-2] * key.shape[-1] >= MANY_KEYS:
+    if _are_many(given["key"]):
         return None
     return _applied(op, given, forward_too=False)
+
+
+def _are_many(keys: Tensor) -> bool:
+    """Whether BF16 keys are so many that torch's backward pass is not slow, or such that torch refuses them."""
+    if keys.dtype is not torch.bfloat16 or keys.is_nested:
+        return False
+    return keys.dim() < MATRIX or keys.shape[-2] * keys.shape[-1] >= MANY_KEYS
 
 
 def _all_in_float32(op: Op, args: Args, kwargs: Kwargs) -> Tensor:
