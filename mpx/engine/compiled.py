@@ -98,8 +98,10 @@ def _parameters(module: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
 
 
 def is_tracing() -> bool:
-    """Whether a compiler traces in this thread; `TracingContext.try_get` takes five times as long to say no."""
-    return vars(_guards._TLS).get("tracing_context") is not None
+    """Whether a compiler or `make_fx` traces in this thread; `TracingContext.try_get` takes five times as long."""
+    if vars(_guards._TLS).get("tracing_context") is not None:
+        return True
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
 
 
 def leave_uncompiled(package: str) -> None:

@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 LEVELS = ["O0", "O1", "O2", "O1-bf16"]
 
@@ -145,6 +146,26 @@ def test_what_the_script_gives_torch_looks_at(way, at_level, monkeypatch):
         way(parameter)
     assert seen
     assert torch.equal(parameter.grad, torch.full((5, 3), 2.0))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_pass_is_traced_as_torch_traces_it(level, at_level):
+    def traced():
+        parameter = nn.Parameter(torch.ones(3))
+
+        def gradient(x):
+            (parameter * x).sum().backward()
+            return parameter.grad
+
+        graph = make_fx(gradient)(torch.ones(3))
+        parameter.grad = None
+        return graph(torch.full((3,), 2.0)), graph.code
+
+    plain = traced()
+    with at_level(level):
+        found = traced()
+    assert torch.equal(found[0], plain[0])
+    assert found[1] == plain[1]
 
 
 class Deaf(torch.Tensor):
