@@ -21,6 +21,7 @@ from typing import Any
 
 WORKLOADS = Path(__file__).parent / "bench_workloads.py"
 ALL = ("mlp", "cnn", "gpt", "long_gpt", "lstm", "gru", "many", "gan", "accumulation")
+FEW = 2  # steps
 SLOW_MS = 500  # by hand, half kernels may take a hundred times as long as FP32 ones on a CPU
 STEPS = {
     "mlp": 400, "gan": 100, "many": 10, "cnn": 20, "gpt": 40, "long_gpt": 6, "lstm": 30, "gru": 20, "accumulation": 20
@@ -72,19 +73,17 @@ def ratios(rounds: list[dict[str, Any]], name: str, base: str, figure: str) -> d
 
 
 def take_turns(names: list[str], workload: str, rounds: int, threads: int) -> list[dict[str, Any]]:
-    """Run every spelling once a round. What takes a step of seconds, or fails, is not run again: once tells enough."""
-    done: list[dict[str, Any]] = []
-    for number in range(rounds):
-        one: dict[str, Any] = {}
-        for name in names:
-            by_hand = name.startswith("hand-")
-            if number and by_hand and (done[0][name] is None or done[0][name]["step_ms"] > SLOW_MS):
-                one[name] = done[0][name]
-            else:
-                steps = max(2, STEPS[workload] // 10) if by_hand and workload != "mlp" else STEPS[workload]
-                one[name] = measure(name, workload, steps, threads)
-        done.append(one)
-    return done
+    """Run every spelling once a round, all with as many steps.
+
+    By hand a step may take seconds, or fail: a few steps tell so, and then they are enough.
+    """
+    steps = STEPS[workload]
+    enough = {name: measure(name, workload, FEW, threads) for name in names if name.startswith("hand-")}
+    enough = {name: few for name, few in enough.items() if few is None or few["step_ms"] > SLOW_MS}
+    return [
+        {name: enough[name] if name in enough else measure(name, workload, steps, threads) for name in names}
+        for _ in range(rounds)
+    ]
 
 
 def main() -> None:

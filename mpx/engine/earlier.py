@@ -66,7 +66,7 @@ class Earlier:
 
         Args:
             filled: The leaves that have a gradient after the pass, with it.
-            done: Gradients of before that are true already.
+            done: Gradients of before that are true already; at a scale of 1 all are.
         """
         if is_one(self._scale):
             # looking multiplies by 1 in place: not where a graph may have saved what it looks at

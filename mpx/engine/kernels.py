@@ -157,8 +157,8 @@ def _half_weights_of_steps(rule: Rule, device: Device) -> Kernel:
             given[weights_at] = _as(half, args[weights_at])
             return op.redispatch(keys, *given)
         results = []
-        for given[0] in args[0].split(most, time):
-            given[weights_at] = _as(half, args[weights_at])
+        for piece in args[0].split(most, time):
+            given[0], given[weights_at] = piece, _as(half, args[weights_at])
             result, given[1] = op.redispatch(keys, *given)  # the next piece begins with its state
             results.append(result.movedim(time, 0))
         # laid out as of one call: steps first in memory, also where the script has the batch first

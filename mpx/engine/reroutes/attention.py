@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mpx.engine.reroutes.base import (
+    MATRIX,
     Args,
     InFloat32,
     Kwargs,
@@ -23,7 +24,6 @@ __all__ = ["ALL_IN_FLOAT32", "BACKWARD_IN_FLOAT32"]
 # Numbers in the keys of one head. Below, torch's BF16 backward pass of attention takes 2 to 4 times its FP32 one; from
 # there on 1 to 1.9 times, and a recomputed FP32 forward pass costs more than it saves. See `slow_kernels.yaml`.
 MANY_KEYS = 9216
-MATRIX = 2
 
 
 class _Attention(torch.autograd.Function):

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 __all__ = [
+    "MATRIX",
     "Args",
     "InFloat32",
     "Kwargs",
@@ -27,6 +28,8 @@ __all__ = [
 Op: TypeAlias = torch._ops.OpOverload
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = Mapping[str, Any]
+
+MATRIX = 2  # dimensions
 
 
 class Reroute(NamedTuple):

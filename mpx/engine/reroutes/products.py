@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mpx.engine.reroutes.base import Args, InFloat32, Kwargs, Op, Reroute, wide, will_differentiate
+from mpx.engine.reroutes.base import MATRIX, Args, InFloat32, Kwargs, Op, Reroute, wide, will_differentiate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,6 @@ __all__ = ["COMPOSITE", "LINEAR", "MATMUL", "THREE", "TWO"]
 # Multiply-adds. Below, torch's half kernel and its backward take less time than the casts around FP32 ones: measured on
 # CPUs with AVX2 and with AVX512, where both take some 60 us.
 FEW = 2**15
-MATRIX = 2
 LOW = (torch.float16, torch.bfloat16)
 
 
