@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import time
@@ -25,7 +24,7 @@ def join_run(run_dir: str) -> None:
     The process ends without unwinding: a script's `try: import torch` must not catch the refusal.
     """
     try:
-        with _uncollected(), _unfinished_aside():
+        with _unfinished_aside():
             from mpx.engine.start import start
 
             start(Path(run_dir))
@@ -43,25 +42,6 @@ def join_run(run_dir: str) -> None:
         )
     own_frames.hide()
     elastic.tell_torchrun()
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Keep what is made inside from Python's collector of cycles: it stays as long as the process.
-
-    A full collection walks all of torch's objects, which takes longer than everything else that is done here.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if not gc.get_freeze_count():  # what the script froze is not ours to thaw
-            # Both together make everything old, at no cost, and without the next full collection coming earlier for it.
-            gc.freeze()
-            gc.unfreeze()
-        if enabled:
-            gc.enable()
 
 
 @contextmanager

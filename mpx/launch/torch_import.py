@@ -60,10 +60,13 @@ class TorchFinder:
                 del loader.exec_module
             else:
                 loader.exec_module = inner
-            execute(module)
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-                self._on_import()
+            from mpx.launch.collector import Rest
+
+            with Rest():
+                execute(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    self._on_import()
 
         exec_module.__code__ = exec_module.__code__.replace(co_filename=IMPORT_SYSTEM)
         loader.exec_module = exec_module
