@@ -17,6 +17,7 @@ import torch
 
 from mpx.engine import launcher, leaving, owned, sharding
 from mpx.engine.stepping import OURS, wrap_zero_grad, wrapped_classes
+from mpx.engine.without_compiler import without_disabling
 from mpx.values import frozen
 
 if TYPE_CHECKING:
@@ -57,8 +58,10 @@ def _scaler(name: str, where: tuple[str, str] = SCALER) -> Intercept:
 
 
 def _add_param_group(session: Session, original: Callable[..., None]) -> Callable[..., None]:
+    add = without_disabling(original)
+
     def add_param_group(optimizer: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
-        original(optimizer, param_group)
+        add(optimizer, param_group)
         session.saw_group(optimizer)
 
     add_param_group.__doc__ = original.__doc__
@@ -149,13 +152,19 @@ TABLE: tuple[Intercept, ...] = (
         "Optimizer.profile_hook_step",
         lambda s, original: s.stepping.wrap_profile_hook_step(original),
     ),
-    Intercept(OPTIMIZER, "Optimizer.zero_grad", lambda s, original: wrap_zero_grad(original)),
+    Intercept(
+        OPTIMIZER, "Optimizer.zero_grad", lambda s, original: wrap_zero_grad(without_disabling(original))
+    ),
     Intercept(OPTIMIZER, "Optimizer.add_param_group", _add_param_group),
-    Intercept(OPTIMIZER, "Optimizer.state_dict", lambda s, original: s.checkpoints.wrap_state_dict(original)),
+    Intercept(
+        OPTIMIZER,
+        "Optimizer.state_dict",
+        lambda s, original: s.checkpoints.wrap_state_dict(without_disabling(original)),
+    ),
     Intercept(
         OPTIMIZER,
         "Optimizer.load_state_dict",
-        lambda s, original: s.checkpoints.wrap_load_state_dict(original),
+        lambda s, original: s.checkpoints.wrap_load_state_dict(without_disabling(original)),
     ),
     Intercept(
         "torch.amp.autocast_mode",

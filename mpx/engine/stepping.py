@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mpx.engine.without_compiler import without_graph_breaks
 from mpx.monitors import Step
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Stepping:
 
         @wraps(original)
         def profile_hook_step(step: Call) -> Call:
-            return self.wrap_step(original(step))
+            return self.wrap_step(original(without_graph_breaks(step)))
 
         return staticmethod(profile_hook_step)
 

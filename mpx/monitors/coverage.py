@@ -96,6 +96,11 @@ class _Counter(TorchDispatchMode):
         self.ops: dict[str, int] = defaultdict(int)
         self.fault: Exception | None = None  # raised where a monitor may: not amid the script's forward pass
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch would load the compiler to keep it out of this method; as one of mpx it is left uncompiled anyway
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
