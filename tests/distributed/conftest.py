@@ -18,8 +18,8 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 # The ranks of a run that hangs would wait for each other for half an hour.
 DEADLINE_S = 240
 # A rank may abort when it has done its work and exits: a thread of gloo's outlives `destroy_process_group` under DDP.
-# In plain torchrun of torch 2.13 one run of about 70 does so on a busy machine, and a session has about as many. Such a
-# run is repeated, and a session with more of them than that explains fails: it would be our doing.
+# In plain torchrun of torch 2.13 up to half of the short runs do so. mpx gives these threads time, which a busy machine
+# may make too short: such a run is repeated, and a session with several of them fails.
 ABORTED_AT_EXIT = "terminate called without an active exception"
 MOST_ABORTED = 3
 
