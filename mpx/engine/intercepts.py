@@ -43,6 +43,7 @@ class Intercept:
     late: bool = False
 
 
+SAVED_HOOKS = ("torch.autograd.graph", "saved_tensors_hooks")
 SCALER = ("torch.amp.grad_scaler", "GradScaler")
 SHARDED_SCALER = ("torch.distributed.fsdp.sharded_grad_scaler", "ShardedGradScaler")
 
@@ -147,6 +148,10 @@ TABLE: tuple[Intercept, ...] = (
     Intercept(
         "torch.autograd.function", "Function.apply", lambda s, original: s.functions.wrap_apply(original)
     ),
+    Intercept(
+        SAVED_HOOKS[0], f"{SAVED_HOOKS[1]}.__enter__", lambda s, original: s.reruns.wrap_enter(original)
+    ),
+    Intercept(SAVED_HOOKS[0], f"{SAVED_HOOKS[1]}.__exit__", lambda s, original: s.reruns.wrap_exit(original)),
     Intercept(
         OPTIMIZER,
         "Optimizer.profile_hook_step",

@@ -10,9 +10,13 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Place", "Placement", "in_transform", "traced"]
+__all__ = ["Placement", "in_transform", "traced"]
 
 Make: TypeAlias = Callable[[Tensor], Tensor]
+# A module's parameters, a name among them, the index of the parameter there, and the module, which is not kept alive.
+Place: TypeAlias = tuple[dict[str, nn.Parameter | None], str, int, weakref.ref[nn.Module]]
+# A write shows in the version of a tensor, an assignment to its `.data` in the address.
+Mark: TypeAlias = tuple[int, int]
 
 
 def in_transform() -> bool:
@@ -27,64 +31,125 @@ class Placement:
     assigns keeps its place. A stand-in that is placed again is made anew if its parameter has changed meanwhile.
     """
 
+    # lists side by side and not an object a parameter: at O2 each call goes through here for each of them
+    __slots__ = ("_make", "_marks", "_own_marks", "_owns", "_places", "_stand_ins", "_stateless", "_taken")
+
     def __init__(self, places: Iterable[tuple[nn.Module, str, Tensor]], make: Make) -> None:
         self._make = make
-        # tensors of inference mode have no version, those of a transform of `torch.func` no address
-        stateless = torch.is_inference_mode_enabled() or in_transform()
-        self._stand_ins: dict[int, _StandIn] = {}
         self._places: list[Place] = []
-        stand_ins, held = self._stand_ins, self._places
+        self._owns: list[Tensor] = []
+        index_of: dict[int, int] = {}
         for module, name, own in places:
-            stand_in = stand_ins.get(id(own))
-            if stand_in is None:
-                stand_in = stand_ins[id(own)] = _StandIn(own, stateless=stateless)
-            held.append(Place(module, name, stand_in))
+            index = index_of.setdefault(id(own), len(index_of))
+            if index == len(self._owns):
+                self._owns.append(own)
+            self._places.append((module._parameters, name, index, weakref.ref(module)))
+        self._taken: list[Place] = []
+        self._stand_ins: list[Tensor] = []
+        self._own_marks: list[Mark | None] = []
+        self._marks: list[Mark | None] = []
+        # tensors of inference mode have no version, those of a transform of `torch.func` no address
+        self._stateless = torch.is_inference_mode_enabled() or in_transform()
 
     def place(self) -> None:
         """Put the stand-ins where their parameters are."""
-        make = self._make
-        for stand_in in self._stand_ins.values():
-            stand_in.refresh(make)
+        if self._stand_ins:
+            self._refresh()
+        else:
+            self._make_all()
+        owns, stand_ins, taken = self._owns, self._stand_ins, self._taken
         for place in self._places:
-            parameters, name, stand_in = place.parameters, place.name, place.stand_in
-            if parameters.get(name) is stand_in.own:
-                parameters[name] = stand_in.tensor  # type: ignore[assignment]
-                place.taken = True
+            parameters, name, index, _ = place
+            if parameters.get(name) is owns[index]:
+                parameters[name] = stand_ins[index]  # type: ignore[assignment]
+                taken.append(place)
 
-    def withdraw(self, *, compare: bool = False) -> list[Place]:
-        """Put the parameters back, and return the places of those that the script changed meanwhile.
+    def withdraw(self, *, compare: bool = False) -> list[tuple[nn.Module | None, str]]:
+        """Put the parameters back, and return the module and name of each that the script changed meanwhile.
 
         Args:
             compare: Whether to look at the numbers as well: writes through `.data` leave no trace.
         """
+        owns, stand_ins = self._owns, self._stand_ins
         edited = []
-        for place in self._places:
-            if place.taken:
-                place.taken = False
-                parameters, name, stand_in = place.parameters, place.name, place.stand_in
-                present = parameters.get(name)
-                if present is stand_in.tensor:
-                    parameters[name] = stand_in.own  # type: ignore[assignment]
-                elif isinstance(present, nn.Parameter) and present.dtype is stand_in.tensor.dtype:
-                    # made of stand-ins by the script, whose parameter had another type here
-                    present.data = present.data.to(stand_in.own.dtype)
-                    edited.append(place)
-        make = self._make
-        written = [one for one in self._stand_ins.values() if one.is_written(make, compare=compare)]
-        for stand_in in written:
-            edited += [place for place in self._places if place.stand_in is stand_in]
-            stand_in.write_back(make)
+        for place in self._taken:
+            parameters, name, index, module = place
+            present = parameters.get(name)
+            if present is stand_ins[index]:
+                parameters[name] = owns[index]  # type: ignore[assignment]
+            elif isinstance(present, nn.Parameter) and present.dtype is stand_ins[index].dtype:
+                # made of stand-ins by the script, whose parameter had another type here
+                present.data = present.data.to(owns[index].dtype)
+                edited.append((module(), name))
+        self._taken = []
+        for written in self._written(compare=compare):
+            edited += [(module(), name) for _, name, index, module in self._places if index == written]
+            self._write_back(written)
         return edited
 
     def own_of(self, tensor: Tensor) -> Tensor | None:
         """Return the parameter for which a tensor stands in, if it is one of these."""
-        stand_ins = list(self._stand_ins.values())  # the thread that placed them may forget them meanwhile
-        return next((one.own for one in stand_ins if one.tensor is tensor), None)
+        pairs = list(
+            zip(self._owns, self._stand_ins, strict=False)
+        )  # the thread that placed them may forget them
+        return next((own for own, stand_in in pairs if stand_in is tensor), None)
 
     def clear(self) -> None:
         """Forget everything; what is placed stays where it is."""
-        self._places.clear()
-        self._stand_ins.clear()
+        self._places, self._taken, self._owns, self._stand_ins = [], [], [], []
+        self._own_marks, self._marks = [], []
+
+    def _make_all(self) -> None:
+        make, stand_ins, own_marks, marks = self._make, self._stand_ins, self._own_marks, self._marks
+        for own in self._owns:
+            stand_in = make(own)
+            stand_ins.append(stand_in)
+            # what functional_call or distributed wrappers put there has no state of its own
+            if self._stateless or type(own) is not nn.Parameter or own.is_inference():
+                own_marks.append(None)
+                marks.append(None)
+            else:
+                own_marks.append((own._version, own.data_ptr()))
+                marks.append((stand_in._version, stand_in.data_ptr()))
+
+    def _refresh(self) -> None:
+        own_marks, marks = self._own_marks, self._marks
+        for index, own in enumerate(self._owns):
+            mark = own_marks[index]
+            if mark is not None and mark != (own._version, own.data_ptr()):
+                self._stand_ins[index] = stand_in = self._make(own)
+                own_marks[index] = (own._version, own.data_ptr())
+                marks[index] = (stand_in._version, stand_in.data_ptr())
+
+    def _written(self, *, compare: bool) -> list[int]:
+        """Return which stand-ins are not what was made."""
+        marks = self._marks
+        written = [
+            index
+            for index, stand_in in enumerate(self._stand_ins)
+            if (mark := marks[index]) is not None and mark != (stand_in._version, stand_in.data_ptr())
+        ]
+        if compare:
+            with torch.no_grad():
+                written += [
+                    index
+                    for index, (own, stand_in) in enumerate(zip(self._owns, self._stand_ins, strict=True))
+                    if marks[index] is not None
+                    and index not in written
+                    and bool(_different(self._make(own), stand_in).any())
+                ]
+        return written
+
+    def _write_back(self, index: int) -> None:
+        own, stand_in = self._owns[index], self._stand_ins[index]
+        with torch.no_grad():
+            if own.shape == stand_in.shape:
+                # elsewhere the bits are kept that the stand-in lacks
+                own.copy_(torch.where(_different(self._make(own), stand_in), stand_in.to(own.dtype), own))
+            else:
+                own.data = stand_in.detach().to(own.dtype)
+        self._own_marks[index] = (own._version, own.data_ptr())
+        self._marks[index] = (stand_in._version, stand_in.data_ptr())
 
 
 @contextmanager
@@ -101,75 +166,6 @@ def traced(places: Iterable[tuple[nn.Module, str, Tensor]], make: Make) -> Itera
     finally:
         for module, name, own in held:
             module._parameters[name] = own  # type: ignore[assignment]
-
-
-class Place:
-    """Where a module has a parameter. Does not keep the module alive.
-
-    Attributes:
-        parameters: The module's.
-        name: The parameter's among them.
-        module: Returns the module, while it lives.
-        stand_in: Of the parameter.
-        taken: Whether the stand-in is there: another placement may have been first.
-    """
-
-    __slots__ = ("module", "name", "parameters", "stand_in", "taken")
-
-    def __init__(self, module: nn.Module, name: str, stand_in: _StandIn) -> None:
-        self.parameters, self.name, self.module = module._parameters, name, weakref.ref(module)
-        self.stand_in = stand_in
-        self.taken = False
-
-
-class _StandIn:
-    """One parameter's stand-in. A write shows in the version counter, an assignment to `.data` in the address."""
-
-    # versions and addresses one by one: a pair of them would be one more object for the collector of garbage
-    __slots__ = ("_address", "_own_address", "_own_version", "_tracked", "_version", "own", "tensor")
-
-    def __init__(self, own: Tensor, *, stateless: bool) -> None:
-        self.own = self.tensor = own
-        self._own_version = self._version = -1
-        self._own_address = self._address = 0
-        # what functional_call, transforms of torch.func or distributed wrappers put there has no state of its own
-        self._tracked = type(own) is nn.Parameter and not stateless and not own.is_inference()
-
-    def refresh(self, make: Make) -> None:
-        """Make the stand-in if there is none, or the parameter has changed."""
-        own = self.own
-        if not self._tracked:
-            if self.tensor is own:
-                self.tensor = make(own)
-        elif self._own_version != own._version or self._own_address != own.data_ptr():
-            self.tensor = make(own)
-            self._note()
-
-    def _note(self) -> None:
-        own, tensor = self.own, self.tensor
-        self._own_version, self._own_address = own._version, own.data_ptr()
-        self._version, self._address = tensor._version, tensor.data_ptr()
-
-    def is_written(self, make: Make, *, compare: bool) -> bool:
-        if not self._tracked:
-            return False
-        tensor = self.tensor
-        if self._version != tensor._version or self._address != tensor.data_ptr():
-            return True
-        if not compare:
-            return False
-        with torch.no_grad():
-            return bool(_different(make(self.own), tensor).any())
-
-    def write_back(self, make: Make) -> None:
-        own, tensor = self.own, self.tensor
-        with torch.no_grad():
-            if own.shape == tensor.shape:
-                # elsewhere the bits are kept that the stand-in lacks
-                own.copy_(torch.where(_different(make(own), tensor), tensor.to(own.dtype), own))
-            else:
-                own.data = tensor.detach().to(own.dtype)
-        self._note()
 
 
 def _different(a: Tensor, b: Tensor) -> Tensor:

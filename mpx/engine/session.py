@@ -31,6 +31,7 @@ from mpx.engine.pipeline import Pipelines
 from mpx.engine.ranks import Ranks
 from mpx.engine.reduction import Reduction
 from mpx.engine.region import AS_THEY_ARE, Adoption, Region
+from mpx.engine.reruns import Reruns
 from mpx.engine.running import Running
 from mpx.engine.scales import Scales
 from mpx.engine.script_amp import ScriptAmp
@@ -81,8 +82,11 @@ class Session:
         converts = self._casts and policy.master_weights is False
         self._half_model = HalfModel(half, rules) if converts else None
         self._substitutions = Substitutions()
+        self.reruns: Reruns = Reruns()
         self.working: WorkingCopies | None = (
-            WorkingCopies(half, rules, self._substitutions.tell) if policy.master_weights else None
+            WorkingCopies(half, rules, self.reruns, self._substitutions.tell)
+            if policy.master_weights
+            else None
         )
         self.leaves: Leaves = Leaves()
         self._flags = Flags()
@@ -101,7 +105,12 @@ class Session:
             around=lambda module: self._audience.around(module),  # noqa: PLW0108 - another one after a fork
             report=self._substitutions.tell,
         )
-        self.functions: ScriptFunctions = ScriptFunctions(self.region)
+        self.functions: ScriptFunctions = ScriptFunctions(
+            self.region,
+            self.reruns,
+            parameter_of=self.working.parameter_of if self.working is not None else lambda tensor: None,
+            report=self._substitutions.tell,
+        )
         watch = self._watch = ForwardWatch(self.region)
         self.tell: Report = self._substitutions.tell
         tell = self.tell

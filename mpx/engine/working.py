@@ -1,4 +1,4 @@
-"""O2: half working copies of the script's FP32 parameters, in place while a module call or a backward pass runs.
+"""O2: half working copies of the script's FP32 parameters, in place while a call of a module runs.
 
 The parameters that the script owns are the FP32 masters. For the length of an outermost module call each floating
 parameter of its tree is replaced, in the modules' `_parameters`, by a half copy that autograd ties to it; so gradients
@@ -6,6 +6,7 @@ arrive at the FP32 parameter, and optimizers, checkpoints, EMA, clipping and tie
 is the recipe of Micikevicius et al. (2018, arXiv:1710.03740, section 3.1) and what FSDP2 does.
 
 Each call makes its copies anew: between two calls a script may edit weights in ways that nothing records (`.data`).
+They are in place again during a backward pass that may run parts of the call once more (activation checkpointing).
 Buffers stay FP32 (running statistics, codebooks, tables of frequencies), and so do the parameters that `ModuleRules`
 keeps.
 """
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mpx.engine.kernels import Report
+    from mpx.engine.reruns import Reruns
 
 __all__ = ["ModuleRules", "WorkingCopies"]
 
+NOTHING = nullcontext()
 # The engine begins with what was made last, and copies are made before all else. With the number of the nodes that fill
 # `.grad` their gradients reach the parameters as soon as they are known, as those of a cast at its use do: half ones do
 # not gather until the end of the pass, and a data-parallel reducer need not wait for it.
@@ -52,13 +55,13 @@ class _Here(threading.local):
 
 
 class WorkingCopies:
-    """The half copies of one process: made for each call, kept for its backward pass, dropped at the end of that."""
+    """The half copies of one process: made for each call, kept for a backward pass that may run parts of it again."""
 
-    def __init__(self, half: torch.dtype, rules: ModuleRules, report: Report) -> None:
+    def __init__(self, half: torch.dtype, rules: ModuleRules, reruns: Reruns, report: Report) -> None:
         self._half = half
         # by name it takes two thirds of the time of `to`
         self._cast = Tensor.half if half is torch.float16 else Tensor.bfloat16
-        self._rules = rules
+        self._rules, self._reruns = rules, reruns
         self._report = report
         self._everywhere: dict[int, list[Placement]] = {}  # what is placed, by thread
         self._here = _Here(self._everywhere)
@@ -71,12 +74,8 @@ class WorkingCopies:
         for module in self._rules.learn(root, parts):
             self._tell(module)
         placement = Placement(self._places(parts), self._copy)
-        here = self._here
-        here.island_opened = False
-        if torch.is_grad_enabled() and not in_transform():
-            recent = here.recent
-            recent[weakref.ref(root, lambda dead: recent.pop(dead, None))] = placement
-        return _InPlace(self, [placement], root)
+        self._here.island_opened = False
+        return _Call(self, placement, root, self._reruns)
 
     def _looks_closely(self, root: nn.Module) -> bool:
         """Whether to compare numbers after this call: after the first that train, if nothing withdrew the copies."""
@@ -87,22 +86,25 @@ class WorkingCopies:
         return not self._here.island_opened
 
     def in_place_for_backward(self) -> AbstractContextManager[None]:
-        """Hold the copies of this iteration's calls: activation checkpointing recomputes inside the backward pass."""
-        placements = list(self._here.recent.values())
-        return _InPlace(self, placements) if placements else nullcontext()
+        """Hold the copies that were kept: activation checkpointing runs parts of a call again in the backward pass."""
+        recent = self._here.recent
+        return _Pass(self, list(recent.values())) if recent else NOTHING
 
-    def put(self, placements: list[Placement]) -> None:
+    def put(self, placement: Placement) -> None:
         """Let stand-ins take their places."""
-        for placement in placements:
-            placement.place()
-        self._here.placed += placements
+        placement.place()
+        self._here.placed.append(placement)
 
-    def take_back(self, placements: list[Placement], root: nn.Module | None) -> None:
+    def take_back(self, placement: Placement, root: nn.Module | None = None) -> None:
         """Let parameters have their places again; `root` is given at the end of its call."""
-        compare = root is not None and self._looks_closely(root)
-        for placement in reversed(placements):
-            self._here.placed.remove(placement)
-            self._withdraw(placement, compare=compare)
+        self._here.placed.remove(placement)
+        self._withdraw(placement, compare=root is not None and self._looks_closely(root))
+
+    def keep(self, placement: Placement, root: nn.Module) -> None:
+        """Keep the copies of a call for the backward pass."""
+        if torch.is_grad_enabled() and not in_transform():
+            recent = self._here.recent
+            recent[weakref.ref(root, lambda dead: recent.pop(dead, None))] = placement
 
     @contextmanager
     def withdrawn(self) -> Iterator[None]:
@@ -187,33 +189,48 @@ class WorkingCopies:
         return nn.Parameter(half, requires_grad=False)
 
     def _withdraw(self, placement: Placement, *, compare: bool = False) -> None:
-        for place in placement.withdraw(compare=compare):
+        for module, name in placement.withdraw(compare=compare):
             # the forward writes a parameter: it stays FP32 from now on, so that nothing that is written is rounded
-            if (module := place.module()) is not None:
+            if module is not None:
                 self._rules.keep(module)
                 kind = type(module).__name__
                 self._report(
-                    f"written:{kind}.{place.name}",
-                    f"parameter `{place.name}` of a `{kind}` kept in FP32: its forward pass writes it",
+                    f"written:{kind}.{name}",
+                    f"parameter `{name}` of a `{kind}` kept in FP32: its forward pass writes it",
                 )
 
 
-class _InPlace:
-    """Placements in their places: for a call of `root`, or without one for a backward pass."""
+class _Call:
+    """The length of a call of `root`, with its copies in their places."""
 
-    __slots__ = ("_copies", "_placements", "_root")
+    __slots__ = ("_begun", "_copies", "_placement", "_reruns", "_root")
 
-    def __init__(
-        self, copies: WorkingCopies, placements: list[Placement], root: nn.Module | None = None
-    ) -> None:
-        self._copies, self._placements, self._root = copies, placements, root
+    def __init__(self, copies: WorkingCopies, placement: Placement, root: nn.Module, reruns: Reruns) -> None:
+        self._copies, self._placement, self._root, self._reruns = copies, placement, root, reruns
 
     def __enter__(self) -> None:
-        if self._root is not None or torch.is_grad_enabled():
-            self._copies.put(self._placements)
-        else:
-            with torch.enable_grad():  # a copy that has to be made anew is tied to its parameter
-                self._copies.put(self._placements)
+        self._begun = self._reruns.begun
+        self._copies.put(self._placement)
 
     def __exit__(self, *error: object) -> None:
-        self._copies.take_back(self._placements, self._root)
+        self._copies.take_back(self._placement, self._root)
+        if self._reruns.open or self._reruns.begun != self._begun:
+            self._copies.keep(self._placement, self._root)
+
+
+class _Pass:
+    """The length of a backward pass, with the copies of the calls in their places of which it may run parts again."""
+
+    __slots__ = ("_copies", "_placements")
+
+    def __init__(self, copies: WorkingCopies, placements: list[Placement]) -> None:
+        self._copies, self._placements = copies, placements
+
+    def __enter__(self) -> None:
+        with torch.enable_grad():  # a copy that has to be made anew is tied to its parameter
+            for placement in self._placements:
+                self._copies.put(placement)
+
+    def __exit__(self, *error: object) -> None:
+        for placement in reversed(self._placements):
+            self._copies.take_back(placement)

@@ -12,16 +12,16 @@ pytestmark = pytest.mark.dist
 ASKS = """
 import json, os, sys, time
 import torch, torch.distributed as dist
-from mpx.engine import start
+from mpx.engine.start import let_gloo_finish
 slept = []
 time.sleep = slept.append
-start.let_gloo_finish()
+let_gloo_finish()
 before = list(slept)
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
 replica = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
 replica(torch.ones(1, 2)).sum().backward()
 dist.destroy_process_group()
-start.let_gloo_finish()
+let_gloo_finish()
 print(json.dumps([before, slept]), flush=True)
 os._exit(0)  # this time nobody waits
 """

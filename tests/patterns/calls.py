@@ -347,6 +347,46 @@ def own_autograd_function() -> Figures:
     return {"loss": fit(model, torch.optim.SGD(model.parameters(), lr=0.05))}
 
 
+class Recomputes(torch.autograd.Function):
+    """Activation checkpointing as diffusion models bring it along: given a function, its inputs, and its weights."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Any, count: int, *args: Tensor) -> Tensor:
+        ctx.run, ctx.inputs, ctx.weights = run, args[:count], args[count:]
+        with torch.no_grad():
+            return run(*ctx.inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = [x.detach().requires_grad_() for x in ctx.inputs]
+        with torch.enable_grad():
+            outputs = ctx.run(*inputs)
+        return None, None, *torch.autograd.grad(outputs, (*inputs, *ctx.weights), grads, allow_unused=True)
+
+
+@pattern(FAMILY, note="what runs again runs in FP32 the first time")
+def own_checkpointing() -> Figures:
+    """Recomputes blocks by an `autograd.Function` of its own, which is given the block's weights."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix, self.norm = nn.Linear(32, 32), nn.LayerNorm(32)
+            self.factor = nn.Parameter(torch.full((32,), 0.7))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return Recomputes.apply(self.part, 1, x, *self.parameters())
+
+        def part(self, x: Tensor) -> Tensor:
+            return x + torch.tanh(self.norm(self.mix(x)) * self.factor)
+
+    model = nn.Sequential(nn.Linear(8, 32), Block(), Block(), nn.Linear(32, 4))
+    return {
+        "loss": fit(model, torch.optim.SGD(model.parameters(), lr=0.05)),
+        "weights": sum(parameter.detach().norm().item() for parameter in model.parameters()),
+    }
+
+
 @pattern(FAMILY)
 def ensembles_and_jacobians() -> Figures:
     """Trains an ensemble by `stack_module_state` and `vmap`, meta-learns with `grad` in it, takes Jacobians."""
