@@ -12,6 +12,7 @@ from typing import Any
 import calls  # noqa: F401 - fills the catalogue
 import dtypes  # noqa: F401
 import fields  # noqa: F401
+import functions  # noqa: F401
 import gradients  # noqa: F401
 import middles  # noqa: F401
 import pytest
