@@ -1,20 +1,22 @@
 """A script's own `autograd.Function` runs in FP32, unless `custom_fwd` shows that its author knows of autocast.
 
 Inside a region a plain one would save half and FP32 tensors side by side and fail, or lose its range, in a backward
-that autocast never sees. One that is given something to call runs a part of a model, mostly to run it again in its
-backward (the checkpointing of guided-diffusion and its many copies): it finds FP32 weights, and the parameters that it
-is given are those whose gradients it will ask for.
+that autocast never sees. One that is given something to call may run a part of a model, mostly to run it again in its
+backward (the checkpointing of guided-diffusion and its many copies): weights are FP32 there, both times, and gradients
+by the weights that it was given are those by the parameters.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mpx.engine.structure import map_tensors
+from mpx.engine.widened import lead_inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +46,7 @@ class ScriptFunctions:
 
         Args:
             region: Where they are applied.
-            reruns: Told of each.
+            reruns: Told of those that compute as the model does.
             parameter_of: Returns the parameter of which a tensor is a copy in place, or None.
             report: Told of those that compute in FP32.
         """
@@ -59,37 +61,35 @@ class ScriptFunctions:
         def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or cls.__module__.startswith("mpx."):
                 return bare(cls, *args, **kwargs)
+            if self._region.is_open() and not _knows_autocast(cls):
+                return self._in_float32(bare, cls, args, kwargs)
             self._reruns.begin()
             try:
-                return self._apply(bare, cls, args, kwargs)
+                return bare(cls, *args, **kwargs)
             finally:
                 self._reruns.end()
 
         return classmethod(apply)
 
-    def _apply(
+    def _in_float32(
         self, bare: Callable[..., Any], cls: type[torch.autograd.Function], args: Any, kwargs: Any
     ) -> Any:
-        region = self._region
-        if not region.is_open() or _knows_autocast(cls):
-            return bare(cls, *args, **kwargs)
         self._report(
             f"function:{cls.__name__}",
             f"`{cls.__name__}`, a function of the script, computes in FP32: its forward has no `custom_fwd`",
         )
-        if any(callable(arg) and not isinstance(arg, (Tensor, type)) for arg in args):
-            args = map_tensors(args, self._given)
-            with region.disabled(), region.refused():
-                return bare(cls, *args, **kwargs)
-        args, kwargs = map_tensors(args, region.to_float32), map_tensors(kwargs, region.to_float32)
-        with region.disabled():
+        given = (*args, *kwargs.values())
+        runs = any(callable(one) and not isinstance(one, (Tensor, type)) for one in given)
+        args, kwargs = map_tensors(args, self._face), map_tensors(kwargs, self._face)
+        with self._region.disabled(), self._region.refused() if runs else nullcontext():
             return bare(cls, *args, **kwargs)
 
-    def _given(self, tensor: Tensor) -> Tensor:
-        own = self._parameter_of(tensor)
-        if own is not None:
-            return own
-        return tensor if isinstance(tensor, nn.Parameter) else self._region.to_float32(tensor)
+    def _face(self, tensor: Tensor) -> Tensor:
+        face = self._region.to_float32(tensor)
+        if face is not tensor:
+            own = self._parameter_of(tensor)  # what runs again may do so with another copy of it
+            lead_inside(face, tensor if own is None else own)
+        return face
 
 
 def _knows_autocast(cls: type[torch.autograd.Function]) -> bool:

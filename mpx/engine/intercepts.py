@@ -17,7 +17,6 @@ import torch
 
 from mpx.engine import launcher, leaving, owned, sharding
 from mpx.engine.stepping import OURS, wrap_zero_grad, wrapped_classes
-from mpx.engine.without_compiler import without_disabling
 from mpx.values import frozen
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def _scaler(name: str, where: tuple[str, str] = SCALER) -> Intercept:
 
 
 def _add_param_group(session: Session, original: Callable[..., None]) -> Callable[..., None]:
-    add = without_disabling(original)
+    add = session.without_compiler.wrap_disabled(original)
 
     def add_param_group(optimizer: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
         add(optimizer, param_group)
@@ -158,18 +157,20 @@ TABLE: tuple[Intercept, ...] = (
         lambda s, original: s.stepping.wrap_profile_hook_step(original),
     ),
     Intercept(
-        OPTIMIZER, "Optimizer.zero_grad", lambda s, original: wrap_zero_grad(without_disabling(original))
+        OPTIMIZER,
+        "Optimizer.zero_grad",
+        lambda s, original: wrap_zero_grad(s.without_compiler.wrap_disabled(original)),
     ),
     Intercept(OPTIMIZER, "Optimizer.add_param_group", _add_param_group),
     Intercept(
         OPTIMIZER,
         "Optimizer.state_dict",
-        lambda s, original: s.checkpoints.wrap_state_dict(without_disabling(original)),
+        lambda s, original: s.checkpoints.wrap_state_dict(s.without_compiler.wrap_disabled(original)),
     ),
     Intercept(
         OPTIMIZER,
         "Optimizer.load_state_dict",
-        lambda s, original: s.checkpoints.wrap_load_state_dict(without_disabling(original)),
+        lambda s, original: s.checkpoints.wrap_load_state_dict(s.without_compiler.wrap_disabled(original)),
     ),
     Intercept(
         "torch.amp.autocast_mode",
@@ -302,6 +303,7 @@ class AfterImport:
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self._name, self._then = name, then
+        self._asks = False  # the finders behind it, which may ask the whole meta path again
 
     def remove(self) -> None:
         """Stop waiting."""
@@ -310,18 +312,21 @@ class AfterImport:
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Find nothing but the awaited module, by asking the finders behind this one."""
-        if name != self._name:
+        if name != self._name or self._asks:
             return None
-        self.remove()
-        spec = next(
-            (s for finder in list(sys.meta_path) if (s := finder.find_spec(name, path, target)) is not None),
-            None,
-        )
+        self._asks = True
+        try:
+            others = (finder for finder in list(sys.meta_path) if finder is not self)
+            found = (finder.find_spec(name, path, target) for finder in others)
+            spec = next((one for one in found if one is not None), None)
+        finally:
+            self._asks = False
         if spec is not None and spec.loader is not None:
             execute, loader = spec.loader.exec_module, spec.loader
 
             def exec_module(module: Any) -> None:
                 vars(loader).pop("exec_module", None)  # gone where several rows wait for one module
+                self.remove()
                 execute(module)
                 self._then()
 

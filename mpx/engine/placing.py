@@ -29,13 +29,29 @@ class Placement:
 
     What the script does to a stand-in is not lost: numbers that it writes reach the parameter, and a parameter that it
     assigns keeps its place. A stand-in that is placed again is made anew if its parameter has changed meanwhile.
+
+    Attributes:
+        closely: Whether to compare numbers as well: writes through `.data` leave no trace, on either side.
     """
 
     # lists side by side and not an object a parameter: at O2 each call goes through here for each of them
-    __slots__ = ("_make", "_marks", "_own_marks", "_owns", "_places", "_stand_ins", "_stateless", "_taken")
+    __slots__ = (
+        "_graded",
+        "_make",
+        "_marks",
+        "_own_marks",
+        "_owns",
+        "_places",
+        "_stand_ins",
+        "_stateless",
+        "_taken",
+        "closely",
+    )
 
-    def __init__(self, places: Iterable[tuple[nn.Module, str, Tensor]], make: Make) -> None:
-        self._make = make
+    def __init__(
+        self, places: Iterable[tuple[nn.Module, str, Tensor]], make: Make, *, closely: bool = False
+    ) -> None:
+        self._make, self.closely = make, closely
         self._places: list[Place] = []
         self._owns: list[Tensor] = []
         index_of: dict[int, int] = {}
@@ -45,6 +61,7 @@ class Placement:
                 self._owns.append(own)
             self._places.append((module._parameters, name, index, weakref.ref(module)))
         self._taken: list[Place] = []
+        self._graded = torch.is_grad_enabled()
         self._stand_ins: list[Tensor] = []
         self._own_marks: list[Mark | None] = []
         self._marks: list[Mark | None] = []
@@ -53,10 +70,14 @@ class Placement:
 
     def place(self) -> None:
         """Put the stand-ins where their parameters are."""
-        if self._stand_ins:
-            self._refresh()
-        else:
+        if not self._stand_ins:
             self._make_all()
+        else:  # in the middle of a call, where the script may have turned gradients off for a while
+            with torch.set_grad_enabled(self._graded):
+                if self.closely:
+                    self._make_all()
+                else:
+                    self._refresh()
         owns, stand_ins, taken = self._owns, self._stand_ins, self._taken
         for place in self._places:
             parameters, name, index, _ = place
@@ -64,12 +85,8 @@ class Placement:
                 parameters[name] = stand_ins[index]  # type: ignore[assignment]
                 taken.append(place)
 
-    def withdraw(self, *, compare: bool = False) -> list[tuple[nn.Module | None, str]]:
-        """Put the parameters back, and return the module and name of each that the script changed meanwhile.
-
-        Args:
-            compare: Whether to look at the numbers as well: writes through `.data` leave no trace.
-        """
+    def withdraw(self) -> list[tuple[nn.Module | None, str]]:
+        """Put the parameters back, and return the module and name of each that the script changed meanwhile."""
         owns, stand_ins = self._owns, self._stand_ins
         edited = []
         for place in self._taken:
@@ -82,16 +99,15 @@ class Placement:
                 present.data = present.data.to(owns[index].dtype)
                 edited.append((module(), name))
         self._taken = []
-        for written in self._written(compare=compare):
+        for written in self._written():
             edited += [(module(), name) for _, name, index, module in self._places if index == written]
             self._write_back(written)
         return edited
 
     def own_of(self, tensor: Tensor) -> Tensor | None:
         """Return the parameter for which a tensor stands in, if it is one of these."""
-        pairs = list(
-            zip(self._owns, self._stand_ins, strict=False)
-        )  # the thread that placed them may forget them
+        # at once, as the thread that placed them may forget them meanwhile
+        pairs = list(zip(self._owns, self._stand_ins, strict=False))
         return next((own for own, stand_in in pairs if stand_in is tensor), None)
 
     def clear(self) -> None:
@@ -100,7 +116,9 @@ class Placement:
         self._own_marks, self._marks = [], []
 
     def _make_all(self) -> None:
-        make, stand_ins, own_marks, marks = self._make, self._stand_ins, self._own_marks, self._marks
+        make = self._make
+        self._stand_ins, self._own_marks, self._marks = [], [], []
+        stand_ins, own_marks, marks = self._stand_ins, self._own_marks, self._marks
         for own in self._owns:
             stand_in = make(own)
             stand_ins.append(stand_in)
@@ -121,7 +139,7 @@ class Placement:
                 own_marks[index] = (own._version, own.data_ptr())
                 marks[index] = (stand_in._version, stand_in.data_ptr())
 
-    def _written(self, *, compare: bool) -> list[int]:
+    def _written(self) -> list[int]:
         """Return which stand-ins are not what was made."""
         marks = self._marks
         written = [
@@ -129,7 +147,7 @@ class Placement:
             for index, stand_in in enumerate(self._stand_ins)
             if (mark := marks[index]) is not None and mark != (stand_in._version, stand_in.data_ptr())
         ]
-        if compare:
+        if self.closely:
             with torch.no_grad():
                 written += [
                     index

@@ -1,7 +1,8 @@
 """What may run parts of a forward pass again inside the backward pass: activation checkpointing of any make.
 
-Python code comes into a backward pass by an `autograd.Function` or by hooks on saved tensors. Where a call of a module
-had neither in it or around it, nothing will look at its weights again.
+What was computed in half is computed again by an `autograd.Function` that does so, or by hooks on saved tensors. Where
+a call of a module had neither in it or around it, its copies are not needed again. (Hooks that a script sets on tensors
+and nodes find the parameters then: outside of a call they are FP32.)
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ from mpx.engine.stepping import Stepping
 from mpx.engine.structure import modules_of
 from mpx.engine.substitutions import Substitutions
 from mpx.engine.watch import ForwardWatch
+from mpx.engine.without_compiler import WithoutCompiler
 from mpx.engine.working import ModuleRules, WorkingCopies
 from mpx.monitors import Monitor, Progress, Seen, Step
 
@@ -170,6 +171,7 @@ class Session:
             checks=self._casts,
             skips=skips,
         )
+        self.without_compiler: WithoutCompiler = WithoutCompiler()
         self._fused = FusedUpdates(tell, wanted=policy.optimizer.fuse)
         self.stepping: Stepping = Stepping(
             self._flags,
@@ -183,6 +185,7 @@ class Session:
             ahead=self._stepped_ahead,
             around=self.region.disabled,
             fused=self._fused.update,
+            bare=self.without_compiler.wrap_step,
         )
         self.script_amp: ScriptAmp = ScriptAmp(
             policy,
@@ -237,6 +240,7 @@ class Session:
             torch.set_float32_matmul_precision(self.policy.matmul_precision)
             undo.callback(self.oprules.remove)
             self.oprules.install()
+            undo.callback(self.without_compiler.remove)
             undo.callback(self._intercepts.remove)
             self._intercepts.install()
             undo.callback(setattr, Session, "current", Session.current)

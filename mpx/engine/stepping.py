@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpx.engine.without_compiler import without_graph_breaks
 from mpx.monitors import Step
 
 if TYPE_CHECKING:
@@ -58,6 +57,7 @@ class Stepping:
         ahead: Callable[[Optimizer, Tensor | None], None],
         around: Callable[[], AbstractContextManager[Any]],
         fused: Callable[[Optimizer], bool],
+        bare: Callable[[Call], Call],
     ) -> None:
         """Make the service.
 
@@ -73,11 +73,12 @@ class Stepping:
             ahead: Told of one instead that nobody knows yet to be applied: `found_inf`, with which it was.
             around: Context for the update itself: no autocast.
             fused: Updates in place of a step that needs no argument, if it can, and says whether it did.
+            bare: Returns the `step` of a class such that it imports nothing.
         """
         self._flags, self._skips, self._attempts, self._falls = flags, skips, attempts, falls
         self._arrivals, self._doubts = arrivals, doubts
         self._before, self._after, self._ahead, self._around = before, after, ahead, around
-        self._fused = fused
+        self._fused, self._bare = fused, bare
         self._here = _Here()
         # whether a class moves its parameters before the last evaluation of a closure, as LBFGS and SAM do
         self._moves_early: dict[type, bool] = {}
@@ -87,7 +88,7 @@ class Stepping:
 
         @wraps(original)
         def profile_hook_step(step: Call) -> Call:
-            return self.wrap_step(original(without_graph_breaks(step)))
+            return self.wrap_step(original(self._bare(step)))
 
         return staticmethod(profile_hook_step)
 

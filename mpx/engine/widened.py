@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch.autograd.graph import Node
 
-__all__ = ["inner", "keep_grad", "notes_of", "of_insides", "widen"]
+__all__ = ["inner", "keep_grad", "lead_inside", "notes_of", "of_insides", "widen"]
 
 INNER = "mpx_inner"
 
@@ -36,10 +36,15 @@ def widen(tensor: Tensor, half: torch.dtype) -> Tensor:
     if tensor.dtype is not half:
         return tensor
     face = tensor.float()
-    node = face.grad_fn
-    if node is not None and tensor.grad_fn is not None:
-        notes_of(node)[INNER] = tensor
+    if tensor.grad_fn is not None:
+        lead_inside(face, tensor)
     return face
+
+
+def lead_inside(face: Tensor, tensor: Tensor) -> None:
+    """Let whoever differentiates by a face differentiate by the tensor that it was cast from."""
+    if face.grad_fn is not None:
+        notes_of(face.grad_fn)[INNER] = tensor
 
 
 def inner(tensor: Tensor) -> Tensor:

@@ -51,7 +51,6 @@ class _Here(threading.local):
         self.placed: list[Placement] = []
         everywhere[threading.get_ident()] = self.placed
         self.islands = 0
-        self.island_opened = False
 
 
 class WorkingCopies:
@@ -73,17 +72,16 @@ class WorkingCopies:
             return traced(self._places(parts), self._to_half)
         for module in self._rules.learn(root, parts):
             self._tell(module)
-        placement = Placement(self._places(parts), self._copy)
-        self._here.island_opened = False
+        placement = Placement(self._places(parts), self._copy, closely=self._looks_closely(root))
         return _Call(self, placement, root, self._reruns)
 
     def _looks_closely(self, root: nn.Module) -> bool:
-        """Whether to compare numbers after this call: after the first that train, if nothing withdrew the copies."""
+        """Whether to compare numbers as well: in the first calls that train."""
         calls = self._calls.get(root, 0)
         if calls == COMPARED_CALLS or not root.training:
             return False
         self._calls[root] = calls + 1
-        return not self._here.island_opened
+        return True
 
     def in_place_for_backward(self) -> AbstractContextManager[None]:
         """Hold the copies that were kept: activation checkpointing runs parts of a call again in the backward pass."""
@@ -95,14 +93,15 @@ class WorkingCopies:
         placement.place()
         self._here.placed.append(placement)
 
-    def take_back(self, placement: Placement, root: nn.Module | None = None) -> None:
-        """Let parameters have their places again; `root` is given at the end of its call."""
+    def take_back(self, placement: Placement) -> None:
+        """Let parameters have their places again."""
         self._here.placed.remove(placement)
-        self._withdraw(placement, compare=root is not None and self._looks_closely(root))
+        self._withdraw(placement)
 
     def keep(self, placement: Placement, root: nn.Module) -> None:
         """Keep the copies of a call for the backward pass."""
         if torch.is_grad_enabled() and not in_transform():
+            placement.closely = False  # the script's own code is over
             recent = self._here.recent
             recent[weakref.ref(root, lambda dead: recent.pop(dead, None))] = placement
 
@@ -110,7 +109,6 @@ class WorkingCopies:
     def withdrawn(self) -> Iterator[None]:
         """Show the FP32 parameters in the middle of a call: the script opened an `autocast(enabled=False)` region."""
         self._here.islands += 1
-        self._here.island_opened = True
         if self._here.islands == 1:
             for placement in reversed(self._here.placed):
                 self._withdraw(placement)
@@ -188,8 +186,8 @@ class WorkingCopies:
         # `self.counter += 1` assigns what it updated: a module takes nothing but a Parameter there
         return nn.Parameter(half, requires_grad=False)
 
-    def _withdraw(self, placement: Placement, *, compare: bool = False) -> None:
-        for module, name in placement.withdraw(compare=compare):
+    def _withdraw(self, placement: Placement) -> None:
+        for module, name in placement.withdraw():
             # the forward writes a parameter: it stays FP32 from now on, so that nothing that is written is rounded
             if module is not None:
                 self._rules.keep(module)
@@ -213,7 +211,7 @@ class _Call:
         self._copies.put(self._placement)
 
     def __exit__(self, *error: object) -> None:
-        self._copies.take_back(self._placement, self._root)
+        self._copies.take_back(self._placement)
         if self._reruns.open or self._reruns.begun != self._begun:
             self._copies.keep(self._placement, self._root)
 
@@ -227,9 +225,8 @@ class _Pass:
         self._copies, self._placements = copies, placements
 
     def __enter__(self) -> None:
-        with torch.enable_grad():  # a copy that has to be made anew is tied to its parameter
-            for placement in self._placements:
-                self._copies.put(placement)
+        for placement in self._placements:
+            self._copies.put(placement)
 
     def __exit__(self, *error: object) -> None:
         for placement in reversed(self._placements):

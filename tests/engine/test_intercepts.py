@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -88,6 +89,26 @@ def test_optimizers_made_before_during_and_after_a_session_step_alike(at_level: 
         assert moved(early, weights[0]) == moved(during, weights[1]) == 0.5
         assert recorded.summary["steps"]["applied"] == 2
     assert moved(during, weights[1]) == moved(torch.optim.SGD([weights[2]], lr=0.5), weights[2]) == 0.5
+
+
+def test_to_look_for_a_late_module_is_not_to_import_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    (tmp_path / "straggler.py").write_text("VALUE = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen: list[int] = []
+    finders = [
+        AfterImport("straggler", lambda: seen.append(sys.modules["straggler"].VALUE)) for _ in range(2)
+    ]
+    for finder in finders:
+        sys.meta_path.insert(0, finder)
+    assert find_spec("straggler") is not None
+    assert find_spec("straggler") is not None
+    import straggler  # noqa: F401
+
+    assert seen == [1, 1]
+    assert not [finder for finder in finders if finder in sys.meta_path]
+    del sys.modules["straggler"]
 
 
 def test_a_late_row_waits_for_its_module_and_leaves_no_trace_on_it(

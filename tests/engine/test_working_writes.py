@@ -160,3 +160,42 @@ def test_parameters_may_come_and_go_in_a_forward_pass(level_2):
         ]
         assert model.second.seen == [HALF, HALF]
         assert types(model) == {torch.float32}
+
+
+@pytest.mark.parametrize("between", ["function", "island", "nothing"])
+def test_a_write_through_data_is_found_whatever_comes_after_it_in_the_call(at_level, between):
+    """It leaves no trace; and what comes after it withdraws the copies, where nobody computes gradients."""
+
+    class Runs(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, act):
+            return act(x)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad, None
+
+    class Halves(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(4))
+            self.out = nn.Linear(4, 4)
+
+        def forward(self, x):
+            self.w.data.mul_(0.5)
+            with torch.no_grad():
+                if between == "function":
+                    Runs.apply(x, torch.relu)
+                elif between == "island":
+                    with torch.autocast("cpu", enabled=False):
+                        x + 1
+            return self.out(x * self.w)
+
+    with at_level("O2", "loss_scale.init=64"):
+        model, x = Halves(), torch.randn(2, 4)
+        for step in range(1, 4):
+            model(x).sum().backward()
+            assert torch.equal(model.w.detach(), torch.full((4,), 0.5**step))
+            assert model.out.weight.grad is not None
+            assert model.w.grad is not None
+            model.zero_grad()

@@ -68,9 +68,34 @@ def told(shell, text, *options):
     return plain[-1], ours[-1]
 
 
+ASKS = """
+import torch.distributed as dist
+def has(path):
+    found = torch
+    try:
+        for name in path.split("."):
+            found = getattr(found, name)
+    except AttributeError as error:
+        return str(error)
+    return True
+asked = (
+    "distributed.nn.functional.all_gather", "distributed.fsdp.FullyShardedDataParallel", "utils._sympy.functions",
+    "distributed.tensor.DTensor", "utils.tensorboard", "distributed.nothing", "nothing", "optim.nothing",
+)
+print([has(path) for path in asked])  # not there yet
+train(torch.optim.SGD(net.parameters(), lr=0.1))
+print([has(path) for path in asked])
+"""
+
+
 @pytest.mark.parametrize("text", [OF_TORCH, DIFFERENTIABLE, FAILS])
 def test_optimizers_do_as_they_do_and_do_not_load_the_compiler(shell, text):
     assert told(shell, text) == ("loaded True", "loaded False")
+
+
+def test_what_comes_with_the_compiler_is_there_for_who_asks(shell):
+    plain, ours = told(shell, ASKS)
+    assert (plain, ours) == ("loaded True", "loaded True")
 
 
 COMPILES = """

@@ -94,7 +94,7 @@ class Recomputes(torch.autograd.Function):
         return None, None, *torch.autograd.grad(outputs, (*inputs, *ctx.weights), grads, allow_unused=True)
 
 
-@pattern(FAMILY, note="what runs again runs in FP32 the first time")
+@pattern(FAMILY, note="weights are FP32 there; modules called in the second run compute in half")
 def own_checkpointing() -> Figures:
     """Recomputes blocks by an `autograd.Function` of its own, which is given the block's weights."""
 
