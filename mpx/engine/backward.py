@@ -20,7 +20,16 @@ from torch import Tensor
 from mpx.engine.compiled import is_tracing
 from mpx.engine.devices import DEVICES
 from mpx.engine.earlier import Earlier
-from mpx.engine.gradients import ZEROED, clear_, is_one_number, non_finite, non_finite_flags, read
+from mpx.engine.gradients import (
+    ZEROED,
+    clear_,
+    is_one,
+    is_one_number,
+    non_finite,
+    non_finite_flags,
+    read,
+    scale_,
+)
 from mpx.engine.leaves import graded
 from mpx.engine.scales import caller_site
 from mpx.engine.seeds import at_hand, listed, may_run_straight, run_engine, scaled_seeds, seeds_of
@@ -105,6 +114,8 @@ class Backward:
             roots, grad_tensors, inputs = listed(tensors), at_hand(grad_tensors), at_hand(inputs)
             seeds = seeds_of(roots, grad_tensors)
             if seeds is None or _is_part_of_another(roots) or grad_variables is not None:
+                if self._checks:
+                    self._include(roots)
                 return original(roots, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
 
             straight = grad_tensors is None and inputs is None and may_run_straight(original, roots)
@@ -123,6 +134,19 @@ class Backward:
             return None
 
         return backward
+
+    def _include(self, roots: list[Any]) -> None:
+        """Let the pass that runs make true what one inside it fills: re-entrant checkpointing hides leaves there."""
+        now = self._running.latest
+        if now is None or torch._C._current_graph_task_id() == -1:
+            return
+        tensors = [root for root in roots if isinstance(root, Tensor)]
+        known = {id(leaf) for leaf in now.leaves}
+        new = [leaf for leaf in self._leaves.new_of(tensors) if id(leaf) not in known]
+        if new:
+            now.leaves += new
+            if not is_one(now.scale):  # as `Earlier` does with those that are known when a pass begins
+                scale_({id(grad): grad for _, grad in graded(new)}.values(), now.scale)
 
     def _observe(self, run: Callable[[float], None], roots: list[Tensor]) -> None:
         site = caller_site()
@@ -151,7 +175,7 @@ class Backward:
         flagged = self._flags.begin_pass(leaves) if self._flags.raised else []
         earlier = Earlier(leaves, scale, set_aside=create_graph, flagged=flagged)
         ranks = self._ranks if self._ranks.exist() else None
-        now = self._running.begin(scale)
+        now = self._running.begin(scale, leaves)
         try:
             begun = ranks.begin_pass(leaves) if ranks else None
             try:

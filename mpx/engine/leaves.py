@@ -131,7 +131,7 @@ class Leaves:
             self._walk_from(
                 nodes, registered={id(p) for m in modules_of(root) for p in m._parameters.values()}
             )
-        mark = weakref.ref(root)
+        mark = weakref.ref(root), threading.get_ident()
         for node in nodes:
             notes_of(node)[MARK] = mark
 
@@ -180,6 +180,13 @@ class Leaves:
                     found[key] = leaf
         return list(found.values())
 
+    def new_of(self, roots: Iterable[Tensor]) -> list[Tensor]:
+        """Return the leaves of `roots` that were not seen before: of a pass in a pass, whose graph is no part of it."""
+        others = self._here.others
+        before = set(others)
+        self._walk(roots)
+        return [leaf for key in others.keys() - before if (leaf := others[key]()) is not None]
+
     def _walk(self, roots: Iterable[Tensor]) -> None:
         nodes = []
         for root in roots:
@@ -199,10 +206,11 @@ class Leaves:
                 continue
             mark = notes_of(node).get(MARK)
             if mark is not None:
-                root = mark()
+                root, thread = mark[0](), mark[1]
                 if root is not None and id(root) not in self._here.roots.by_id:  # another thread called it
                     self._here.roots.add(root)
-                continue
+                if thread == threading.get_ident():
+                    continue  # what is upstream of its inputs is known here, and not what another thread has seen
             for following, _ in node.next_functions:
                 if following is not None and following not in seen:
                     seen.add(following)

@@ -17,16 +17,17 @@ class RunningPass:
     Attributes:
         scale: What its gradients are multiplied by; a tensor where only the device knows it.
         thread: Who asked for it.
+        leaves: Those whose gradients it may fill.
         overflowed: Leaves of which a hook saw it before the end: the hook may have used their gradients up.
         replaced: Gradients that a hook saw, true, and then put away: nobody is to make them true again.
         bad: Leaves whose gradient was not finite at the end.
         zeroed: Whether gradients that no optimizer steps were zeroed, as something had overflowed.
     """
 
-    __slots__ = ("bad", "overflowed", "replaced", "scale", "thread", "zeroed")
+    __slots__ = ("bad", "leaves", "overflowed", "replaced", "scale", "thread", "zeroed")
 
-    def __init__(self, scale: float | Tensor) -> None:
-        self.scale = scale
+    def __init__(self, scale: float | Tensor, leaves: list[Tensor]) -> None:
+        self.scale, self.leaves = scale, leaves
         self.thread = threading.get_ident()
         self.overflowed: list[Tensor] = []
         self.replaced: list[Tensor] = []
@@ -40,9 +41,9 @@ class Running:
     def __init__(self) -> None:
         self._passes: list[RunningPass] = []
 
-    def begin(self, scale: float | Tensor) -> RunningPass:
+    def begin(self, scale: float | Tensor, leaves: list[Tensor] | None = None) -> RunningPass:
         """Return a pass that runs until `end`."""
-        one = RunningPass(scale)
+        one = RunningPass(scale, [] if leaves is None else leaves)
         self._passes.append(one)
         return one
 

@@ -3,6 +3,8 @@
 Each case differentiates a little and returns tensors; the laws are in conftest.py.
 """
 
+import threading
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -35,6 +37,41 @@ def loss_of(model, seed=1):
 
 def grads_of(model):
     return [parameter.grad for parameter in model.parameters()]
+
+
+@case
+def leaves_of_another_thread():
+    """One thread runs the model, another differentiates: inputs of either call are nobody's parameters."""
+    model = perceptron()
+    inputs = [batch(seed)[0].requires_grad_() for seed in (1, 2)]
+    results = []
+
+    def run(x):
+        results.append(model(x).square().sum())
+
+    for x in inputs:
+        thread = threading.Thread(target=run, args=(x,))
+        thread.start()
+        thread.join()
+        results[-1].backward()
+    return [x.grad for x in inputs]
+
+
+@case
+def leaves_inside_a_reentrant_checkpoint():
+    """Of no module that was called and no optimizer; the second pass adds to what the first has left."""
+    weight = torch.randn(8, 4, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    model = perceptron()
+    for seed in (1, 2):
+        x, y = batch(seed)
+        x.requires_grad_()
+        hidden = checkpoint(lambda x: x.mm(weight).tanh(), x, use_reentrant=True)
+        (hidden.square().sum() + F.cross_entropy(model(x), y)).backward()
+    other = torch.full((4,), 0.5, requires_grad=True)
+    other.grad = torch.ones(4)  # from before, and no pass has met it yet
+    hidden = checkpoint(lambda x: x * other, batch()[0][:, :4].clone().requires_grad_(), use_reentrant=True)
+    hidden.sum().backward()
+    return [weight.grad, other.grad]
 
 
 @case
