@@ -35,6 +35,7 @@ class WithoutCompiler:
     def __init__(self) -> None:
         # what packages look up themselves if they lack an attribute, while we look first
         self._own: dict[ModuleType, Callable[[str], Any] | None] = {}
+        self._is_over = False
 
     def wrap_disabled(self, method: Method) -> Method:
         """Return a method that `torch._disable_dynamo` wrapped, such that it imports nothing; others as they are."""
@@ -69,11 +70,11 @@ class WithoutCompiler:
         return run
 
     def _is_there(self) -> bool:
-        if torch.compiler.is_compiling() or COMPILER in sys.modules:
+        if self._is_over or torch.compiler.is_compiling() or COMPILER in sys.modules:
             return True
         if not self._own:
             for name, module in list(sys.modules.items()):
-                if name.partition(".")[0] == "torch" and hasattr(module, "__path__"):
+                if name.partition(".")[0] == "torch" and "__path__" in vars(module):
                     self._own[module] = vars(module).get("__getattr__")
                     vars(module)["__getattr__"] = partial(self._look_up, module)
         return False
@@ -93,7 +94,8 @@ class WithoutCompiler:
         raise AttributeError(f"module {package.__name__!r} has no attribute {name!r}", name=name, obj=package)
 
     def remove(self) -> None:
-        """Leave packages to themselves."""
+        """Leave packages to themselves, and methods to torch: a class keeps its `step` longer than a session."""
+        self._is_over = True
         for package, own in self._own.items():
             if own is None:
                 del vars(package)["__getattr__"]
