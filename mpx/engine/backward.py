@@ -138,7 +138,7 @@ class Backward:
     def _include(self, roots: list[Any]) -> None:
         """Let the pass that runs make true what one inside it fills: re-entrant checkpointing hides leaves there."""
         now = self._running.latest
-        if now is None or torch._C._current_graph_task_id() == -1:
+        if now is None or now.hooks or torch._C._current_graph_task_id() == -1:
             return
         tensors = [root for root in roots if isinstance(root, Tensor)]
         known = {id(leaf) for leaf in now.leaves}

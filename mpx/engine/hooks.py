@@ -68,7 +68,7 @@ class Hooks:
                     return hook(grad)
                 true = _true(grad, scale)
                 version = true._version
-                changed = hook(true)
+                changed = hook(true) if now is None else now.show(hook, true)
                 if changed is None and true._version != version:
                     changed = true
                 return None if changed is None else (changed * _beside(changed, scale)).to(grad.dtype)
@@ -118,7 +118,7 @@ class Hooks:
                 if now is None or leaf.grad is None:
                     return hook(leaf)
                 true = self._make_true(leaf, leaf.grad, now)
-                returned = hook(leaf)
+                returned = now.show(hook, leaf)
                 if leaf.grad is not true:
                     now.replaced.append(true)
                 if leaf.grad is not None and not is_one(now.scale):
@@ -170,10 +170,12 @@ class _TrueScale(_Instead):
 
     def __call__(self, module: nn.Module, *grads: Any) -> Any:
         (running,) = self._around
-        scale = 1.0 if running.latest is None else running.latest.scale
+        now = running.latest
+        scale = 1.0 if now is None else now.scale
         if is_one(scale) and not any(grad.dtype in LOW for some in grads for grad in tensors(some)):
             return self._hook(module, *grads)
-        changed = self._hook(module, *(map_tensors(some, lambda grad: _true(grad, scale)) for some in grads))
+        true = [map_tensors(some, lambda grad: _true(grad, scale)) for some in grads]
+        changed = self._hook(module, *true) if now is None else now.show(self._hook, module, *true)
         if changed is None:
             return None
         dtypes = [None if grad is None else grad.dtype for grad in _listed(grads[0])]

@@ -6,6 +6,9 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
     from torch import Tensor
 
 __all__ = ["Running", "RunningPass"]
@@ -18,21 +21,31 @@ class RunningPass:
         scale: What its gradients are multiplied by; a tensor where only the device knows it.
         thread: Who asked for it.
         leaves: Those whose gradients it may fill.
+        hooks: How many hooks of the script run in it: what they differentiate is true already.
         overflowed: Leaves of which a hook saw it before the end: the hook may have used their gradients up.
         replaced: Gradients that a hook saw, true, and then put away: nobody is to make them true again.
         bad: Leaves whose gradient was not finite at the end.
         zeroed: Whether gradients that no optimizer steps were zeroed, as something had overflowed.
     """
 
-    __slots__ = ("bad", "leaves", "overflowed", "replaced", "scale", "thread", "zeroed")
+    __slots__ = ("bad", "hooks", "leaves", "overflowed", "replaced", "scale", "thread", "zeroed")
 
     def __init__(self, scale: float | Tensor, leaves: list[Tensor]) -> None:
         self.scale, self.leaves = scale, leaves
+        self.hooks = 0
         self.thread = threading.get_ident()
         self.overflowed: list[Tensor] = []
         self.replaced: list[Tensor] = []
         self.bad: list[Tensor] = []
         self.zeroed = False
+
+    def show(self, hook: Callable[..., Any], *true: Any) -> Any:
+        """Call a hook of the script with what is true."""
+        self.hooks += 1
+        try:
+            return hook(*true)
+        finally:
+            self.hooks -= 1
 
 
 class Running:
