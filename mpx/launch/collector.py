@@ -1,7 +1,7 @@
 """Python's collector of cycles while torch is imported.
 
-Each full collection walks what there is so far, up to 160,000 objects that live as long as the process, and finds
-nothing: together a tenth of the time that `import torch` takes. So they wait until it is there.
+Each full collection walks what there is so far, up to 160,000 objects that live as long as the process, and finds next
+to nothing: together a tenth of the time that `import torch` takes. So they wait until it is there.
 """
 
 from __future__ import annotations

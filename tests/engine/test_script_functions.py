@@ -13,7 +13,6 @@ class Recomputes(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: Any, count: int, *args: Tensor) -> Tensor:
         ctx.run, ctx.inputs, ctx.weights = run, args[:count], args[count:]
-        ctx.types = [weight.dtype for weight in ctx.weights]
         with torch.no_grad():
             return run(*ctx.inputs)
 
