@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpx.engine.devices import DEVICES
-from mpx.engine.reroutes import products
+from mpx.engine.reroutes import pieces, products
 
 from .reroute_cases import (
     ABLE,
@@ -40,10 +40,13 @@ ROUNDING = {"rtol": ULP, "atol": 1e-4}
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 
 
-@pytest.fixture
-def session(at_level, monkeypatch):
+@pytest.fixture(params=["whole", "in pieces"])
+def session(request, at_level, monkeypatch):
     """Return a context manager: a session without loss scaling, and a function that opens a region in it."""
     monkeypatch.setattr(products, "FEW", 0)
+    if request.param == "in pieces":  # what only large tensors are
+        monkeypatch.setattr(pieces, "PIECE", 1)
+        monkeypatch.setattr(products, "ROWS", 1)
 
     @contextmanager
     def enter(*settings, level="O1", capabilities=ABLE):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,10 @@ from mpx.engine.reroutes.base import (
     wide,
     will_differentiate,
 )
+from mpx.engine.reroutes.pieces import by_pieces, number_of_pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["ALL_IN_FLOAT32", "BACKWARD_IN_FLOAT32"]
 
@@ -40,29 +44,57 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        twice = torch.is_grad_enabled()  # a double backward: the gradient must depend on the saved inputs
-        values, wanted = list(ctx.others), []
-        with torch.enable_grad(), torch._C._DisableAutocast():  # the rule that led here would lead here again
-            for i, saved in zip(ctx.tensor_at, ctx.saved_tensors, strict=True):
-                values[i] = wide(saved if twice else saved.detach())
-                if ctx.needs_input_grad[i + 3]:
-                    wanted.append(i)
-                    if not values[i].requires_grad:
-                        values[i].requires_grad_()
-            out = ctx.op(**dict(zip(ctx.names, values, strict=True)))
-            grads = torch.autograd.grad(out, [values[i] for i in wanted], grad.float(), create_graph=twice)
-        saved_at = dict(zip(ctx.tensor_at, ctx.saved_tensors, strict=True))
-        result: list[Any] = [None] * len(values)
-        for i, gradient in zip(wanted, grads, strict=True):
-            result[i] = gradient.to(saved_at[i].dtype)
+        tensors, wanted = ctx.saved_tensors, [ctx.needs_input_grad[i + 3] for i in ctx.tensor_at]
+
+        def gradients(*pieces: Tensor) -> list[Tensor | None]:
+            values = list(ctx.others)
+            for i, piece in zip(ctx.tensor_at, pieces, strict=False):
+                values[i] = piece
+            return _recomputed(ctx.op, dict(zip(ctx.names, values, strict=True)), wanted, pieces[-1])
+
+        with torch._C._DisableAutocast():  # the rule that led here would lead here again
+            found = by_pieces(gradients, _pieces(tensors, grad), (*tensors, grad))
+        result: list[Any] = [None] * len(ctx.others)
+        for i, gradient in zip(ctx.tensor_at, found, strict=True):
+            result[i] = gradient
         return (None, None, None, *result)
 
 
+def _recomputed(op: Op, given: dict[str, Any], wanted: list[bool], grad: Tensor) -> list[Tensor | None]:
+    """Return the FP32 gradients of those tensors of a call that are wanted, in the order of the call."""
+    twice = torch.is_grad_enabled()  # a double backward: the gradient must depend on the saved inputs
+    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    with torch.enable_grad():
+        widened = {name: wide(value if twice else value.detach()) for name, value in tensors.items()}
+        sources = [widened[name] for name, want in zip(tensors, wanted, strict=True) if want]
+        for source in sources:
+            if not source.requires_grad:
+                source.requires_grad_()
+        out = op(**(given | widened))
+        grads = iter(torch.autograd.grad(out, sources, grad.float(), create_graph=twice))
+    return [next(grads) if want else None for want in wanted]
+
+
 def _compute(op: Op, given: dict[str, Any]) -> Tensor:
-    half = given["query"].dtype
-    with InFloat32(half):
-        out: Tensor = op(**{name: wide(value) for name, value in given.items()})
-    return out.to(half)
+    names = [name for name, value in given.items() if isinstance(value, Tensor)]
+    number = _pieces([given[name] for name in names]) if given["dropout_p"] == 0 else 1
+
+    def piece(*tensors: Tensor) -> tuple[Tensor]:
+        return (op(**(given | dict(zip(names, map(wide, tensors), strict=True)))),)
+
+    with InFloat32(given["query"].dtype):
+        out: Tensor = by_pieces(piece, number, [given[name] for name in names])[0]
+    return out
+
+
+def _pieces(tensors: Sequence[Tensor], *others: Tensor) -> int:
+    """Return into how many pieces the batch of query, key, value and mask is cut."""
+    dimensions, batch = tensors[0].dim(), tensors[0].size(0)
+    if dimensions == MATRIX or any(
+        t.is_nested or t.dim() != dimensions or t.size(0) != batch for t in tensors
+    ):
+        return 1
+    return number_of_pieces(batch, max(t.numel() for t in tensors), *tensors, *others)
 
 
 def _backward_in_float32(op: Op, args: Args, kwargs: Kwargs) -> Tensor | None:

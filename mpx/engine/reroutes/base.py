@@ -21,6 +21,7 @@ __all__ = [
     "Reroute",
     "bound",
     "half_outside",
+    "is_transformed",
     "wide",
     "will_differentiate",
 ]
@@ -79,9 +80,13 @@ def will_differentiate(*inputs: Tensor | None) -> bool:
     return (
         torch.is_grad_enabled()
         and any(value is not None and value.requires_grad for value in inputs)
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and forward_ad._current_level < 0
+        and not is_transformed()
     )
+
+
+def is_transformed() -> bool:
+    """Whether a transform of `torch.func` or forward-mode differentiation sees what is computed here."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def bound(op: Op, args: Args, kwargs: Kwargs) -> dict[str, Any]:

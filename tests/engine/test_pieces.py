@@ -1,0 +1,117 @@
+"""What is computed in FP32 between large half tensors is computed in pieces."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mpx.engine.devices import DEVICES
+from mpx.engine.reroutes import pieces, products
+
+from .reroute_cases import HALF, UNABLE
+
+ULP = 2.0**-10  # of float16, relative
+SMALL, ROWS = 2**10, 4  # numbers and rows of a piece in these tests
+
+
+class Sizes(TorchDispatchMode):
+    """Remembers the numbers of the largest FP32 tensor that an op returns."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, Tensor) and found.dtype is torch.float32:
+            self.largest = max(self.largest, found.numel())
+        return found
+
+
+CALLS = {
+    "linear": F.linear,
+    "linear of rows": lambda x, w: F.linear(x.flatten(0, -2), w),
+    "matmul": lambda x, w: x @ w.t(),
+    "mm": lambda x, w: torch.mm(x.flatten(0, -2), w.t()),
+    "addmm": lambda x, w: torch.addmm(w[:, 0], x.flatten(0, -2), w.t()),
+    "bmm": lambda x, w: torch.bmm(x, x.mT),
+    "attention": lambda x, w: F.scaled_dot_product_attention(*[x.view(64, 2, 8, 16)] * 3),
+}
+
+
+@pytest.fixture
+def region(at_level, monkeypatch):
+    """Open a region on a CPU without half instructions, where pieces are small."""
+    monkeypatch.setattr(pieces, "PIECE", SMALL)
+    monkeypatch.setattr(products, "ROWS", ROWS)
+    monkeypatch.setitem(DEVICES, "cpu", replace(DEVICES["cpu"], capabilities=lambda: UNABLE))
+    with at_level("O1", "loss_scale=1") as recorded, recorded.session.region.autocast("cpu"):
+        yield
+
+
+def operands() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    x, weight = torch.randn(64, 16, 16).to(HALF), torch.randn(24, 16).to(HALF)
+    return x.requires_grad_(), weight.requires_grad_()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_no_float32_tensor_is_larger_than_a_piece_or_the_weight(name, region):
+    x, weight = operands()
+    with Sizes() as sizes:
+        out = CALLS[name](x, weight)
+        out.backward(torch.ones_like(out))
+    assert 0 < sizes.largest <= 2 * SMALL < min(x.numel(), out.numel())
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_results_and_gradients_are_those_of_the_whole_up_to_their_last_rounding(name, region, monkeypatch):
+    """And they lie in memory alike: what views a result, or adds to a gradient, finds it as it is without pieces."""
+
+    def run() -> list[Tensor]:
+        x, weight = operands()
+        out = CALLS[name](x, weight)
+        out.backward(torch.linspace(-1, 1, out.numel()).view(out.shape).to(HALF))
+        return [t for t in (out, x.grad, weight.grad) if t is not None]
+
+    cut = run()
+    monkeypatch.setattr(pieces, "PIECE", 2**40)
+    whole = run()
+    assert len(cut) == len(whole)
+    for one, other in zip(cut, whole, strict=True):
+        assert one.stride() == other.stride()
+        # sums of 1,024 products of numbers around 1, which may cancel: FP32 is off by 1e-4 in any order
+        torch.testing.assert_close(one, other, rtol=ULP, atol=1e-4)
+
+
+def test_the_gradient_of_a_weight_is_summed_in_float32_over_the_pieces(region):
+    """In half, a sum of ones stops at 2,048."""
+    x, weight = torch.ones(4096, 4).to(HALF), torch.ones(16, 4).to(HALF).requires_grad_()
+    bias = torch.ones(16).to(HALF).requires_grad_()
+    F.linear(x, weight, bias).backward(torch.ones(4096, 16).to(HALF))
+    assert weight.grad.eq(4096).all()
+    assert bias.grad.eq(4096).all()
+
+
+def test_attention_with_a_mask_of_each_sequence_is_cut_with_it(region):
+    x, _ = operands()
+    heads = x.detach().view(64, 2, 8, 16)
+    mask = (torch.rand(64, 1, 8, 8) < 0.7) | torch.eye(8, dtype=torch.bool)
+    found = F.scaled_dot_product_attention(heads, heads, heads, mask)
+    alone = [
+        F.scaled_dot_product_attention(*[h[None]] * 3, m[None]) for h, m in zip(heads, mask, strict=True)
+    ]
+    torch.testing.assert_close(found, torch.cat(alone), rtol=ULP, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(512, 16), (4, 512, 16)])
+def test_attention_is_cut_along_the_batch_and_never_along_a_sequence(shape, region):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(shape).to(HALF) for _ in range(3))
+    found = F.scaled_dot_product_attention(q, k, v)
+    exact = torch.softmax(q.double() @ k.double().mT / 4, -1) @ v.double()
+    torch.testing.assert_close(found.double(), exact, rtol=ULP, atol=1e-4)
