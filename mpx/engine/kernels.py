@@ -120,6 +120,8 @@ def half_type(rule: Rule, device: Device, report: Report) -> Kernel:
     """FP32 inputs (and the other half type) become the half type of the region."""
     if "steps_a_cast" in rule.facts:
         return _half_weights_of_steps(rule, device)
+    if "parts" in rule.facts:
+        return _half_parts(rule, device)
     op, excluded = overload(rule.op), _excluded(device)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -144,7 +146,7 @@ def _half_weights_of_steps(rule: Rule, device: Device) -> Kernel:
     weights_at, packed = names.index("params"), "batch_sizes" in names
     both_ways_at, dropout_at, training_at = map(names.index, ("bidirectional", "dropout", "train"))
     batch_first_at = None if packed else names.index("batch_first")
-    below = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, device.autocast_key))
+    below = _below(device)
 
     def kernel(*args: Any) -> Any:
         keys = torch._C._dispatch_keys(args[0]) & below
@@ -163,6 +165,17 @@ def _half_weights_of_steps(rule: Rule, device: Device) -> Kernel:
             results.append(result.movedim(time, 0))
         # laid out as of one call: steps first in memory, also where the script has the batch first
         return torch.cat(results).movedim(0, time), given[1]
+
+    return kernel
+
+
+def _half_parts(rule: Rule, device: Device) -> Kernel:
+    """What the op is made of follows its own rules: a cell of an LSTM keeps what its `linear` keeps, and no more."""
+    op, below = overload(rule.op), _below(device)
+
+    def kernel(*args: Any) -> Any:
+        half = torch.get_autocast_dtype(device.type)
+        return op.redispatch(torch._C._dispatch_keys(args[0]) & below, *[_as(half, value) for value in args])
 
     return kernel
 
@@ -258,6 +271,11 @@ KERNELS: dict[str, Callable[[Rule, Device, Report], Kernel]] = {
 def _excluded(device: Device) -> Callable[[], Any]:
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, device.autocast_key))
     return lambda: torch._C._ExcludeDispatchKeyGuard(keys)
+
+
+def _below(device: Device) -> torch._C.DispatchKeySet:
+    """Return the keys that come after autocast: an op goes on there, and what it is made of begins anew."""
+    return torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, device.autocast_key))
 
 
 def _torchs_own(rule: Rule, device: Device) -> Kernel | None:

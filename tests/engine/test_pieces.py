@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpx.engine.devices import DEVICES
-from mpx.engine.reroutes import pieces, products
+from mpx.engine.reroutes import matrix_product, pieces
 
 from .reroute_cases import HALF, UNABLE
 
 ULP = 2.0**-10  # of float16, relative
-SMALL, ROWS = 2**10, 4  # numbers and rows of a piece in these tests
+SMALL, LEAST = 2**10, 4  # numbers, and rows or columns, of a piece in these tests
 
 
 class Sizes(TorchDispatchMode):
@@ -38,6 +38,9 @@ CALLS = {
     "matmul": lambda x, w: x @ w.t(),
     "mm": lambda x, w: torch.mm(x.flatten(0, -2), w.t()),
     "addmm": lambda x, w: torch.addmm(w[:, 0], x.flatten(0, -2), w.t()),
+    "few rows": lambda x, w: F.linear(w[:2], x.flatten(0, -2)),
+    "few rows, bias": lambda x, w: F.linear(w[:2], x.flatten(0, -2), x[..., 0].flatten()),
+    "matrix of many columns": lambda x, w: w[:2] @ x.flatten(0, -2).t().contiguous(),
     "bmm": lambda x, w: torch.bmm(x, x.mT),
     "attention": lambda x, w: F.scaled_dot_product_attention(*[x.view(64, 2, 8, 16)] * 3),
 }
@@ -47,7 +50,7 @@ CALLS = {
 def region(at_level, monkeypatch):
     """Open a region on a CPU without half instructions, where pieces are small."""
     monkeypatch.setattr(pieces, "PIECE", SMALL)
-    monkeypatch.setattr(products, "ROWS", ROWS)
+    monkeypatch.setattr(matrix_product, "LEAST", LEAST)
     monkeypatch.setitem(DEVICES, "cpu", replace(DEVICES["cpu"], capabilities=lambda: UNABLE))
     with at_level("O1", "loss_scale=1") as recorded, recorded.session.region.autocast("cpu"):
         yield
@@ -60,12 +63,12 @@ def operands() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_no_float32_tensor_is_larger_than_a_piece_or_the_weight(name, region):
+def test_no_float32_tensor_is_larger_than_two_pieces(name, region):
     x, weight = operands()
     with Sizes() as sizes:
         out = CALLS[name](x, weight)
         out.backward(torch.ones_like(out))
-    assert 0 < sizes.largest <= 2 * SMALL < min(x.numel(), out.numel())
+    assert 0 < sizes.largest <= 2 * SMALL < x.numel()
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -115,3 +118,15 @@ def test_attention_is_cut_along_the_batch_and_never_along_a_sequence(shape, regi
     found = F.scaled_dot_product_attention(q, k, v)
     exact = torch.softmax(q.double() @ k.double().mT / 4, -1) @ v.double()
     torch.testing.assert_close(found.double(), exact, rtol=ULP, atol=1e-4)
+
+
+@pytest.mark.parametrize("piece", [SMALL, 2**40])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_result_may_be_written_in_place(name, piece, region, monkeypatch):
+    """As `nn.ReLU(inplace=True)` does: autograd refuses that of views which a Function returns."""
+    monkeypatch.setattr(pieces, "PIECE", piece)
+    x, weight = operands()
+    out = CALLS[name](x, weight)
+    out.relu_().sum().backward()
+    assert x.grad.isfinite().all()
+    assert x.grad.ne(0).any()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpx.engine.devices import DEVICES
-from mpx.engine.reroutes import pieces, products
+from mpx.engine.reroutes import matrix_product, pieces, products
 
 from .reroute_cases import (
     ABLE,
@@ -46,7 +46,7 @@ def session(request, at_level, monkeypatch):
     monkeypatch.setattr(products, "FEW", 0)
     if request.param == "in pieces":  # what only large tensors are
         monkeypatch.setattr(pieces, "PIECE", 1)
-        monkeypatch.setattr(products, "ROWS", 1)
+        monkeypatch.setattr(matrix_product, "LEAST", 1)
 
     @contextmanager
     def enter(*settings, level="O1", capabilities=ABLE):

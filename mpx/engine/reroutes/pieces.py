@@ -81,6 +81,13 @@ def by_pieces(
 
 
 def _whole(piece: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """Return a new tensor for a result of which this is a piece, in the order of its strides."""
-    one = torch.empty_like(piece[0], device="meta")
-    return piece.new_empty_strided((length, *one.shape), (one.numel(), *one.stride()), dtype=dtype)
+    """Return a new tensor for a result of which this is a piece, in the order of its strides.
+
+    No view of one: autograd would refuse a script that writes into what a Function returns.
+    """
+    sizes, strides = [length, *piece.shape[1:]], torch.empty_like(piece, device="meta").stride()
+    wanted, step = [0] * len(sizes), 1
+    for dimension in sorted(range(len(sizes)), key=lambda dimension: strides[dimension]):
+        wanted[dimension] = step
+        step *= sizes[dimension]
+    return piece.new_empty_strided(sizes, wanted, dtype=dtype)
