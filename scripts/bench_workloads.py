@@ -160,6 +160,26 @@ def gru(amp: Plain) -> Callable[[], None]:
     return supervised(model, torch.randn(16, 50, 64), torch.randint(0, 10, (16,)), amp)
 
 
+class Unrolled(nn.Module):
+    """A cell that a loop runs step by step, and a head that reads its last state."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(channels, channels)
+        self.head = nn.Linear(channels, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = state = x.new_zeros(x.shape[0], x.shape[-1])
+        for step in x.unbind(1):
+            hidden, state = self.cell(step, (hidden, state))
+        return self.head(hidden)
+
+
+def cell(amp: Plain) -> Callable[[], None]:
+    """An LSTM cell in a loop over 32 sequences of 128 steps."""
+    return supervised(Unrolled(512), torch.randn(32, 128, 512), torch.randint(0, 10, (32,)), amp)
+
+
 class Many(nn.Module):
     """A model of 2,000 small parameter tensors."""
 
@@ -214,7 +234,7 @@ def gan(amp: Plain) -> Callable[[], None]:
     return step
 
 
-WORKLOADS = {w.__name__: w for w in (mlp, cnn, gpt, long_gpt, lstm, gru, many, gan, accumulation)}
+WORKLOADS = {w.__name__: w for w in (mlp, cnn, gpt, long_gpt, lstm, gru, cell, many, gan, accumulation)}
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mpx.engine.reroutes import reroute_of
+from mpx.engine.reused import cast_weight
 
 if TYPE_CHECKING:
     from mpx.engine.devices import Device
@@ -306,7 +307,9 @@ def _widened(value: Any) -> Any:
 
 def _as(dtype: torch.dtype, value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.to(dtype) if value.dtype is not dtype and value.dtype in CASTABLE else value
+        if value.dtype is dtype or value.dtype not in CASTABLE:
+            return value
+        return cast_weight(value, dtype) if value.is_leaf and value.requires_grad else value.to(dtype)
     return [_as(dtype, item) for item in value] if isinstance(value, SEQUENCE) else value
 
 

@@ -17,6 +17,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.jit import ScriptModule
 from torch.utils.data import get_worker_info
 
+from mpx.engine import reused
 from mpx.engine.compiled import CompiledRegion, is_tracing, leave_uncompiled
 from mpx.engine.devices import DEVICES, HALF, device_of
 from mpx.engine.side_results import SideResults
@@ -155,6 +156,8 @@ class Region:
         self._rules = rules
         self._adoption = adoption
         self._holds = adoption is not AS_THEY_ARE
+        self._recasts = self.casts and not self._holds  # weights stay FP32: kernels cast them
+        self._kept: AbstractContextManager[None] = reused.Outermost() if self._recasts else NOTHING
         self._called, self._began, self._ended, self._around = called, began, ended, around
         self._report = report
         self._here = _Here()
@@ -167,6 +170,7 @@ class Region:
     def wrap_call(self, original: Call) -> Call:
         """Return the `nn.Module.__call__` of the session."""
         here, rules, holds = self._here, self._rules, self._holds
+        nested = reused.wrap_call(original) if self._recasts else original
         leave_uncompiled("mpx")
 
         @wraps(original)
@@ -183,7 +187,7 @@ class Region:
                     or isinstance(module, ScriptModule)
                 ) and torch._C._get_tracing_state() is None:
                     return self._nested(original, module, args, kwargs)
-                return original(module, *args, **kwargs)
+                return nested(module, *args, **kwargs)
             if torch._C._get_tracing_state() is not None:
                 # `torch.jit.trace` records the script's model, not what we do to it
                 return original(module, *args, **kwargs)
@@ -265,7 +269,7 @@ class Region:
         halves = self._side_results.before(module, parts) if widens else None
         outer, here.tree = here.tree, frozenset(map(id, parts)) if self._holds else here.tree
         try:
-            with hold, region, NOTHING if recomputing else self._around(module):
+            with hold, region, self._kept, NOTHING if recomputing else self._around(module):
                 if self._rules.computes_float32(module):
                     output = self._in_float32(original, module, args, kwargs)
                 else:
@@ -325,6 +329,8 @@ class Region:
 
     def disabled(self) -> AbstractContextManager[None]:
         """Return a context without autocast: for backward passes, optimizer steps and modules that compute in FP32."""
+        if self._recasts and self._here.inside:
+            reused.forget()  # weights are about to change
         return _NoAutocast() if torch._C._is_any_autocast_enabled() else NOTHING
 
     def in_float32(self) -> AbstractContextManager[None]:

@@ -21,10 +21,10 @@ ALL_SMALL, NONE_SMALL = 1000, 0  # multiply-adds
 def session(at_level, monkeypatch):
     """Return a context manager: a session on such a CPU, where products of fewer than `few` multiply-adds are small."""
 
-    def enter(few: int):
+    def enter(few: int, level: str = "O1"):
         monkeypatch.setattr(products, "FEW", few)
         monkeypatch.setitem(DEVICES, "cpu", replace(DEVICES["cpu"], capabilities=lambda: UNABLE))
-        return at_level("O1", "loss_scale=1")
+        return at_level(level, "loss_scale=1")
 
     return enter
 
@@ -74,3 +74,18 @@ def test_a_vector_in_place_of_a_linear_weight_is_left_to_the_half_kernel(session
     plain = F.linear(x, weight)
     with session(NONE_SMALL) as recorded, region(recorded):
         assert torch.equal(F.linear(x, weight), plain)
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.parametrize("kind", [torch.nn.LSTMCell, torch.nn.GRUCell, torch.nn.RNNCell])
+def test_a_cell_keeps_what_its_products_keep_and_no_float32_weight(kind, level, session):
+    """Computed in FP32 from end to end, it kept its weights in FP32 once a step."""
+    kept = []
+    with session(NONE_SMALL, level) as recorded:
+        cell, x = kind(8, 8), torch.randn(4, 8, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            found = cell(x)
+        (found[0] if kind is torch.nn.LSTMCell else found).sum().backward()
+        assert [one["id"] for one in recorded.session.summary()["substitutions"]] == ["op:linear"]
+    assert {tensor.dtype for tensor in kept if tensor.numel() > x.numel()} == {HALF}
+    assert x.grad.ne(0).all()
