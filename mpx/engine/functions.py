@@ -3,7 +3,8 @@
 Inside a region a plain one would save half and FP32 tensors side by side and fail, or lose its range, in a backward
 that autocast never sees. One that is given something to call may run a part of a model, mostly to run it again in its
 backward (the checkpointing of guided-diffusion and its many copies): weights are FP32 there, both times, and gradients
-by the weights that it was given are those by the parameters.
+by the weights that it was given are those by the parameters. FP32 are also modules that it reaches in other ways, in a
+list or by its closure, as reversible networks do.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class ScriptFunctions:
         def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or cls.__module__.startswith("mpx."):
                 return bare(cls, *args, **kwargs)
-            if self._region.is_open() and not _knows_autocast(cls):
+            if (self._region.is_open() or self._region.in_function()) and not _knows_autocast(cls):
                 return self._in_float32(bare, cls, args, kwargs)
             self._reruns.begin()
             try:
@@ -81,7 +82,7 @@ class ScriptFunctions:
         given = (*args, *kwargs.values())
         runs = any(callable(one) and not isinstance(one, (Tensor, type)) for one in given)
         args, kwargs = map_tensors(args, self._face), map_tensors(kwargs, self._face)
-        with self._region.disabled(), self._region.refused() if runs else nullcontext():
+        with self._region.function(), self._region.refused() if runs else nullcontext():
             return bare(cls, *args, **kwargs)
 
     def _face(self, tensor: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch.jit import ScriptModule
 from torch.utils.data import get_worker_info
 
 from mpx.engine import reused
+from mpx.engine.autocasts import AutocastTo, AutocastToFloat32, NoAutocast
 from mpx.engine.compiled import CompiledRegion, is_tracing, leave_uncompiled
 from mpx.engine.devices import DEVICES, HALF, device_of
 from mpx.engine.side_results import SideResults
@@ -57,67 +58,12 @@ NOTHING = nullcontext()
 AS_THEY_ARE = Adoption(hold=lambda root, parts: NOTHING, withdrawn=lambda: NOTHING)
 
 
-class _Autocast:
-    """Autocast on one device. As classes these contexts take half the time of generators, and a step enters several."""
-
-    __slots__ = ("_before", "_cached", "_device_type", "_half")
-
-    def __init__(self, device_type: str, half: torch.dtype) -> None:
-        self._device_type, self._half = device_type, half
-
-    def __enter__(self) -> None:
-        kind = self._device_type
-        self._before = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        # a cast that is kept goes stale at a step inside the call, and sums the gradients of its uses in half
-        self._cached = torch.is_autocast_cache_enabled()
-        torch.set_autocast_cache_enabled(False)
-        torch.set_autocast_enabled(kind, True)
-        torch.set_autocast_dtype(kind, self._half)
-        torch.autocast_increment_nesting()
-
-    def __exit__(self, *error: object) -> None:
-        if torch.autocast_decrement_nesting() == 0:
-            torch.clear_autocast_cache()
-        torch.set_autocast_cache_enabled(self._cached)
-        torch.set_autocast_enabled(self._device_type, self._before[0])
-        torch.set_autocast_dtype(self._device_type, self._before[1])
-
-
-class _NoAutocast:
-    """No autocast on any device."""
-
-    __slots__ = ("_before",)
-
-    def __enter__(self) -> None:
-        self._before = [kind for kind in DEVICES if torch.is_autocast_enabled(kind)]
-        for kind in self._before:
-            torch.set_autocast_enabled(kind, False)
-
-    def __exit__(self, *error: object) -> None:
-        for kind in self._before:
-            torch.set_autocast_enabled(kind, True)
-
-
-class _Float32:
-    """Autocast where it is on, but to FP32: half weights may be held here."""
-
-    __slots__ = ("_before",)
-
-    def __enter__(self) -> None:
-        self._before = [(k, torch.get_autocast_dtype(k)) for k in DEVICES if torch.is_autocast_enabled(k)]
-        for kind, _ in self._before:
-            torch.set_autocast_dtype(kind, torch.float32)
-
-    def __exit__(self, *error: object) -> None:
-        for kind, half in self._before:
-            torch.set_autocast_dtype(kind, half)
-
-
 class _Here(threading.local):
     """What is going on in this thread."""
 
     inside = False  # an outermost call
     tree: frozenset[int] = frozenset()  # ids of the modules whose weights are held
+    function = False  # a function of the script, in FP32, around us
     refused = 0  # `autocast(enabled=False)` regions of the script and FP32 modules around us
 
 
@@ -265,7 +211,7 @@ class Region:
                 self._check(device_type, module)
             if self._rules.any_named and not self._holds:
                 self._rules.learn(module, parts)
-            hold, region = self._adoption.hold(module, parts), _Autocast(device_type, half)
+            hold, region = self._adoption.hold(module, parts), AutocastTo(device_type, half)
         halves = self._side_results.before(module, parts) if widens else None
         outer, here.tree = here.tree, frozenset(map(id, parts)) if self._holds else here.tree
         try:
@@ -291,6 +237,9 @@ class Region:
             output = self._in_float32(original, module, args, kwargs)
         elif id(module) in here.tree or not self.casts or here.refused:
             output = original(module, *args, **kwargs)
+        elif here.function:
+            with self.refused():
+                output = original(module, *args, **kwargs)
         else:  # not of the tree (a list of layers): weights held for it alone
             outer, parts = here.tree, modules_of(module)
             here.tree = outer.union(map(id, parts))
@@ -325,17 +274,33 @@ class Region:
 
     def autocast(self, device_type: str) -> AbstractContextManager[None]:
         """Return a context of autocast to the half type on a device, without the cost of `torch.autocast`'s checks."""
-        return _Autocast(device_type, self._half)
+        return AutocastTo(device_type, self._half)
 
     def disabled(self) -> AbstractContextManager[None]:
         """Return a context without autocast: for backward passes, optimizer steps and modules that compute in FP32."""
         if self._recasts and self._here.inside:
             reused.forget()  # weights are about to change
-        return _NoAutocast() if torch._C._is_any_autocast_enabled() else NOTHING
+        return NoAutocast() if torch._C._is_any_autocast_enabled() else NOTHING
 
     def in_float32(self) -> AbstractContextManager[None]:
         """Return a context in which products are FP32, inside a region."""
-        return _Float32()
+        return AutocastToFloat32()
+
+    def in_function(self) -> bool:
+        """Whether a function of the script is around us that computes in FP32."""
+        return self._here.function
+
+    @contextmanager
+    def function(self) -> Iterator[None]:
+        """A function of the script computes in FP32: so do modules that it may reach, in a list or by its closure."""
+        here = self._here
+        outer = here.function, here.tree
+        here.function, here.tree = True, frozenset()
+        try:
+            with self.disabled():
+                yield
+        finally:
+            here.function, here.tree = outer
 
     @contextmanager
     def refused(self) -> Iterator[None]:
