@@ -102,7 +102,9 @@ class Region:
         self._rules = rules
         self._adoption = adoption
         self._holds = adoption is not AS_THEY_ARE
-        self._recasts = self.casts and not self._holds  # weights stay FP32: kernels cast them
+        self._recasts = (
+            self.casts and policy.master_weights is not False
+        )  # weights stay FP32: kernels cast them
         self._kept: AbstractContextManager[None] = reused.Outermost() if self._recasts else NOTHING
         self._called, self._began, self._ended, self._around = called, began, ended, around
         self._report = report

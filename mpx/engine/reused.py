@@ -1,4 +1,4 @@
-"""At O1 a layer that a call uses again and again casts its weights once for some of the uses.
+"""A layer that a call uses again and again casts its weights once for some of the uses, at O1 and O2.
 
 `torch.autocast` casts a weight once a region: after a write it is old, and gradients of all uses are added in half. To
 cast at each use is right and takes time, and the backward pass keeps every copy: of a cell in a loop they were more

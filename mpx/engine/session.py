@@ -77,15 +77,14 @@ class Session:
         self.emit: Callable[..., None] = emit
         self._emit = emit
         self._tick = tick
-        half = HALF[policy.dtype]
         self._casts = policy.cast_model_type != "float32"
         rules = self._rules = ModuleRules(policy)
         converts = self._casts and policy.master_weights is False
-        self._half_model = HalfModel(half, rules) if converts else None
+        self._half_model = HalfModel(HALF[policy.dtype], rules) if converts else None
         self._substitutions = Substitutions()
         self.reruns: Reruns = Reruns()
         self.working: WorkingCopies | None = (
-            WorkingCopies(half, rules, self.reruns, self._substitutions.tell)
+            WorkingCopies(policy, rules, self.reruns, self._substitutions.tell)
             if policy.master_weights
             else None
         )

@@ -1,7 +1,8 @@
 """O2: half working copies of the script's FP32 parameters, in place while a call of a module runs.
 
 The parameters that the script owns are the FP32 masters. For the length of an outermost module call each floating
-parameter of its tree is replaced, in the modules' `_parameters`, by a half copy that autograd ties to it; so gradients
+parameter of its tree is replaced, in the modules' `_parameters`, by a half copy that autograd ties to it; only layers
+of torch whose op casts a weight as it comes (`nn.Linear`) keep theirs, and the op makes the copy. So gradients
 arrive at the FP32 parameter, and optimizers, checkpoints, EMA, clipping and tied weights never see a half tensor. This
 is the recipe of Micikevicius et al. (2018, arXiv:1710.03740, section 3.1) and what FSDP2 does.
 
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
+from mpx.engine.devices import HALF
 from mpx.engine.module_rules import ModuleRules
 from mpx.engine.placing import Placement, in_transform, traced
 
@@ -31,10 +33,19 @@ if TYPE_CHECKING:
 
     from mpx.engine.kernels import Report
     from mpx.engine.reruns import Reruns
+    from mpx.presets.policy import Policy
 
 __all__ = ["ModuleRules", "WorkingCopies"]
 
 NOTHING = nullcontext()
+# Layers of torch that use a weight once, in an op that casts it as it comes: a copy in its place only costs time.
+CAST_AT_USE = frozenset(
+    {
+        nn.Linear,
+        *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+        *(nn.LSTMCell, nn.GRUCell, nn.RNNCell),
+    }
+)
 # The engine begins with what was made last, and copies are made before all else. With the number of the nodes that fill
 # `.grad` their gradients reach the parameters as soon as they are known, as those of a cast at its use do: half ones do
 # not gather until the end of the pass, and a data-parallel reducer need not wait for it.
@@ -56,8 +67,9 @@ class _Here(threading.local):
 class WorkingCopies:
     """The half copies of one process: made for each call, kept for a backward pass that may run parts of it again."""
 
-    def __init__(self, half: torch.dtype, rules: ModuleRules, reruns: Reruns, report: Report) -> None:
-        self._half = half
+    def __init__(self, policy: Policy, rules: ModuleRules, reruns: Reruns, report: Report) -> None:
+        half = self._half = HALF[policy.dtype]
+        self._at_use = CAST_AT_USE if "@matmul" in policy.ops.half else frozenset()
         # by name it takes two thirds of the time of `to`
         self._cast = Tensor.half if half is torch.float16 else Tensor.bfloat16
         self._rules, self._reruns = rules, reruns
@@ -72,7 +84,10 @@ class WorkingCopies:
             return traced(self._places(parts), self._to_half)
         for module in self._rules.learn(root, parts):
             self._tell(module)
-        placement = Placement(self._places(parts), self._copy, closely=self._looks_closely(root))
+        places = self._places(parts)
+        if not places:
+            return NOTHING
+        placement = Placement(places, self._copy, closely=self._looks_closely(root))
         return _Call(self, placement, root, self._reruns)
 
     def _looks_closely(self, root: nn.Module) -> bool:
@@ -142,17 +157,16 @@ class WorkingCopies:
             self._withdraw(placement)
             placement.clear()
 
-    def _places(self, parts: list[nn.Module]) -> Iterator[tuple[nn.Module, str, Tensor]]:
-        float32, keeps = torch.float32, self._rules.keeps_float32
-        for module in parts:
-            if module._parameters and not keeps(module):
-                for name, parameter in module._parameters.items():
-                    if (
-                        parameter is not None
-                        and parameter.dtype is float32
-                        and not isinstance(parameter, UninitializedTensorMixin)
-                    ):
-                        yield module, name, parameter
+    def _places(self, parts: list[nn.Module]) -> list[tuple[nn.Module, str, Tensor]]:
+        keeps, at_use = self._rules.keeps_float32, self._at_use
+        owners = [module for module in parts if module._parameters and not keeps(module)]
+        places = [place for module in owners if type(module) not in at_use for place in _float32_of(module)]
+        if places and len(owners) > 1:
+            # an embedding's weight may be that of a linear layer as well: one copy for both
+            placed = {id(own) for _, _, own in places}
+            others = [module for module in owners if type(module) in at_use]
+            places += [p for module in others for p in _float32_of(module) if id(p[2]) in placed]
+        return places
 
     def _tell(self, module: nn.Module) -> None:
         """Say what of a module stays FP32, where neither the preset nor the level says so."""
@@ -196,6 +210,14 @@ class WorkingCopies:
                     f"written:{kind}.{name}",
                     f"parameter `{name}` of a `{kind}` kept in FP32: its forward pass writes it",
                 )
+
+
+def _float32_of(module: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
+    return [
+        (module, name, own)
+        for name, own in module._parameters.items()
+        if own is not None and own.dtype is torch.float32 and not isinstance(own, UninitializedTensorMixin)
+    ]
 
 
 class _Call:

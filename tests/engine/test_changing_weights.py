@@ -10,6 +10,8 @@ from torch import nn
 from mpx.engine.devices import DEVICES
 from mpx.engine.reroutes import products
 
+from .layers import Layer
+
 HALVES = ["float16", "bfloat16"]
 SEED = ["loss_scale=1024"]
 USES = 4  # of a layer in one call: from the second on its cast would be kept
@@ -49,9 +51,9 @@ CHANGES = [written_in_place, written_as_data, written_through_a_view, given_new_
 class Doubles(nn.Module):
     """Returns what a layer makes of its input, again and again, with a weight that doubles each time."""
 
-    def __init__(self, change):
+    def __init__(self, layer, change):
         super().__init__()
-        self.layer, self.change = nn.Linear(4, 4, bias=False), change
+        self.layer, self.change = layer, change
 
     def forward(self, x):
         found = []
@@ -64,11 +66,12 @@ class Doubles(nn.Module):
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("level", ["O1", "O2"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_weight_that_the_forward_doubles_gives_twice_the_result(change, level, half, at_level):
+@pytest.mark.parametrize("kind", [nn.Linear, Layer])
+def test_a_weight_that_the_forward_doubles_gives_twice_the_result(kind, change, level, half, at_level):
     """Exactly: twice a half number is one."""
     with at_level(level, f"dtype={half}"):
         torch.manual_seed(0)
-        model = Doubles(change)
+        model = Doubles(kind(4, 4, bias=False), change)
         for _ in range(2):
             model.change = change() if change is WrittenAsHeldData else change
             first, *others = model(torch.ones(2, 4))

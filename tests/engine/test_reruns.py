@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
+from .layers import Layer
+
 
 @pytest.fixture
 def level_2(at_level):
@@ -21,7 +23,7 @@ class Scales(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = nn.Linear(4, 4)
+        self.inner = Layer(4, 4)
         self.factor = nn.Parameter(torch.full((4,), 0.5))
         self.seen: list[tuple[bool, torch.dtype]] = []
 

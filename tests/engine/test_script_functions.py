@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from .layers import Layer
+
 
 class Recomputes(torch.autograd.Function):
     @staticmethod
@@ -27,7 +29,7 @@ class Recomputes(torch.autograd.Function):
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.mix, self.norm = nn.Linear(16, 16), nn.LayerNorm(16)
+        self.mix, self.norm = Layer(16, 16), nn.LayerNorm(16)
         self.factor = nn.Parameter(torch.full((16,), 0.7))
         self.recomputes = False
 
@@ -70,7 +72,7 @@ class Reversible(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.f, self.g = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.f, self.g = nn.Linear(8, 8), Layer(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
         one, other = x.chunk(2, -1)

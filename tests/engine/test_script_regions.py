@@ -5,10 +5,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from .layers import Layer
+
 
 def network():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    return nn.Sequential(Layer(8, 16), nn.ReLU(), Layer(16, 4))
 
 
 def batch():
@@ -21,7 +23,7 @@ class Island(nn.Module):
     def __init__(self, wrap):
         super().__init__()
         torch.manual_seed(0)
-        self.front, self.core, self.back = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.front, self.core, self.back = Layer(8, 8), Layer(8, 8), Layer(8, 4)
         self.wrap, self.seen = wrap, set()
 
     def inside(self, x):
@@ -189,7 +191,7 @@ def test_a_function_under_autocast_as_a_decorator_runs_in_float32(at_level, leve
     class Uses(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.weight = nn.Linear(4, 4), nn.Parameter(torch.ones(4, 4))
+            self.first, self.weight = Layer(4, 4), nn.Parameter(torch.ones(4, 4))
 
         def forward(self, x):
             out = OpensItself.apply(self.first(x), self.weight)

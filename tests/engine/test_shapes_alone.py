@@ -10,9 +10,11 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
+from .layers import Layer
+
 
 def trained(device: str) -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = nn.Sequential(nn.Linear(8, 8, device=device), nn.BatchNorm1d(8, device=device))
+    model = nn.Sequential(Layer(8, 8, device=device), nn.BatchNorm1d(8, device=device))
     optimizer = torch.optim.Adam(model.parameters())
     for _ in range(2):
         model(torch.randn(4, 8, device=device)).square().mean().backward()

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from .layers import Layer
+
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_each_thread_sees_the_true_gradients_of_its_model(at_level: Any, level: str, dtype: str) -> None:
     """The weights stay, so every pass of a thread has the same gradient; at a scale of 2^16 a wrong one is far off."""
     torch.manual_seed(0)
-    models = [
-        torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)) for _ in range(3)
-    ]
+    models = [torch.nn.Sequential(Layer(8, 8), torch.nn.ReLU(), Layer(8, 1)) for _ in range(3)]
     x = torch.randn(16, 8)
     norms: list[set[float]] = [set() for _ in models]
 
@@ -42,7 +42,7 @@ def test_each_thread_sees_the_true_gradients_of_its_model(at_level: Any, level: 
 
 def test_a_pass_in_another_thread_than_the_call_makes_all_gradients_true(at_level: Any) -> None:
     torch.manual_seed(0)
-    model, x = torch.nn.Linear(8, 1), torch.randn(16, 8)
+    model, x = Layer(8, 1), torch.randn(16, 8)
     with at_level("O1"):
         loss = model(x).square().mean()
         thread = threading.Thread(target=loss.backward)
@@ -59,7 +59,7 @@ class Part(torch.nn.Module):
 
     def __init__(self, together: threading.Barrier) -> None:
         super().__init__()
-        self.first, self.norm, self.last = torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 8)
+        self.first, self.norm, self.last = Layer(8, 8), torch.nn.LayerNorm(8), Layer(8, 8)
         self.together = together
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -73,7 +73,7 @@ class Parallel(torch.nn.Module):
     def __init__(self, parts: list[torch.nn.Module], *, registered: bool) -> None:
         super().__init__()
         self.parts = torch.nn.ModuleList(parts) if registered else parts
-        self.head = torch.nn.Linear(8, 1)
+        self.head = Layer(8, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with ThreadPoolExecutor(len(self.parts)) as pool:

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from .layers import Layer
+
 HALF = torch.float16
 
 
@@ -198,7 +200,7 @@ def test_a_weight_that_changes_in_such_a_region_is_changed_for_the_rest_of_the_c
     class Rescales(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.linear = nn.Linear(8, 8, bias=False)
+            self.linear = Layer(8, 8, bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
             before = self.linear(x)
@@ -269,7 +271,7 @@ def test_an_optimizer_step_inside_a_call_is_seen_by_what_follows_in_it(level_2):
 
         def __init__(self) -> None:
             super().__init__()
-            self.linear = nn.Linear(8, 1, bias=False)
+            self.linear = Layer(8, 1, bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
             optimizer = torch.optim.SGD([own], lr=1.0)

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from .layers import Layer
+
 HALF = torch.float16
 
 
@@ -77,6 +79,62 @@ def test_inside_a_call_weights_are_half_and_outside_they_are_the_script_s_own(le
         assert {v.dtype for s in optimizer.state.values() for v in s.values()} == {torch.float32}
 
 
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [(nn.Linear, (8, 8)), (nn.Conv1d, (6, 6, 1)), (nn.LSTMCell, (8, 8)), (nn.GRUCell, (8, 8))],
+)
+def test_the_ops_of_torch_s_layers_cast_weights_themselves(kind, shape, level_2):
+    """A copy in their places would cost time, and nobody looks at it: the layer computes in half all the same."""
+    with level_2():
+        seen: list[object] = []
+
+        class Reads(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = kind(*shape)
+
+            def forward(self, x: Tensor) -> Tensor:
+                out = self.layer(x)
+                out = out[0] if isinstance(out, tuple) else out
+                seen.extend([next(iter(self.layer.parameters())), out.dtype])
+                return out
+
+        model = Reads()
+        step(model)
+        assert seen[0] is next(iter(model.parameters()))
+        assert seen[1] is HALF
+        assert types(model) == {torch.float32}
+
+
+def test_a_weight_that_a_layer_shares_with_an_embedding_has_one_copy(level_2):
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = nn.Embedding(37, 41), nn.Linear(41, 37, bias=False)
+            self.head.weight = self.words.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            found = self.head(self.words(x))
+            assert self.head.weight is self.words.weight
+            assert self.head.weight.dtype is HALF
+            assert copies_alive() == 1
+            return found
+
+    with level_2():
+        model = Tied()
+        step(model, torch.arange(5))
+        assert model.head.weight is model.words.weight
+        assert model.words.weight.grad.dtype is torch.float32
+
+
+def test_where_no_op_casts_weights_all_layers_hold_copies(level_2):
+    with level_2("ops.half=[]"):
+        model, seen = nn.Sequential(nn.Linear(8, 8)), []
+        model[0].register_forward_pre_hook(lambda module, _: seen.append(module.weight.dtype))
+        step(model)
+    assert seen == [HALF]
+
+
 def test_batchnorm_stays_float32_and_layer_norm_does_not(level_2):
     seen = {}
 
@@ -93,7 +151,7 @@ def test_batchnorm_stays_float32_and_layer_norm_does_not(level_2):
 
 def test_keep_batchnorm_fp32_can_be_turned_off(level_2):
     with level_2("keep_batchnorm_fp32=false"):
-        model = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 8), nn.BatchNorm1d(8))
+        model = nn.Sequential(nn.BatchNorm1d(8), Layer(8, 8), nn.BatchNorm1d(8))
         model[2].register_forward_pre_hook(lambda module, _: seen.append(module.weight.dtype))
         seen: list[torch.dtype] = []
         before = model[2].running_mean.clone()
@@ -119,7 +177,7 @@ def test_gradients_and_losses_are_those_of_float32_within_the_half_type_s_roundi
 def test_gradients_of_several_calls_add_up_in_float32(level_2):
     """A hundred equal gradients of 1 + 2**-10: a sum in float16 rounds above 2048 * 2**-10 and each is lost."""
     with level_2("loss_scale=1"):
-        model = nn.Linear(1, 1, bias=False)
+        model = Layer(1, 1, bias=False)
         outputs = [model(torch.full((1, 1), 1 + 2.0**-10)) for _ in range(100)]
         torch.stack(outputs).sum().backward()
     assert model.weight.grad.item() == 100 * (1 + 2.0**-10)
@@ -142,7 +200,7 @@ EDITS = {
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
 def test_a_call_uses_the_weights_as_they_are_then_however_they_were_edited(edit, grad, level_2):
     with level_2(), torch.set_grad_enabled(grad):
-        model = nn.Linear(8, 4, bias=False)
+        model = Layer(8, 4, bias=False)
         before = model(batch())
         with torch.no_grad():
             edit(model.weight)
@@ -152,7 +210,7 @@ def test_a_call_uses_the_weights_as_they_are_then_however_they_were_edited(edit,
 def test_evolution_strategies_see_their_noise(level_2):
     """No backward pass and no optimizer step ever tells that the weights have changed."""
     with level_2():
-        model = nn.Linear(8, 1)
+        model = Layer(8, 1)
         results = []
         for _ in range(3):
             noise = torch.randn(8)
@@ -245,7 +303,7 @@ def copies_alive() -> int:
 
 def test_copies_that_nothing_will_look_at_again_end_with_their_call(level_2):
     with level_2():
-        model = nn.Sequential(nn.Linear(41, 37), nn.Tanh())
+        model = nn.Sequential(Layer(41, 37), nn.Tanh())
         loss = model(torch.randn(2, 41)).sum()
         assert copies_alive() == 0
         loss.backward()
@@ -258,7 +316,7 @@ class Recomputes(nn.Sequential):
 
 def test_copies_live_no_longer_than_their_iteration(level_2):
     with level_2():
-        model = Recomputes(nn.Linear(41, 37), nn.Tanh())
+        model = Recomputes(Layer(41, 37), nn.Tanh())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         x = torch.randn(2, 41)
         loss = model(x).sum()
@@ -276,7 +334,7 @@ def test_copies_live_no_longer_than_their_iteration(level_2):
 
 def test_calls_without_a_backward_pass_do_not_pile_up_copies(level_2):
     with level_2():
-        model = Recomputes(nn.Linear(41, 37))
+        model = Recomputes(Layer(41, 37))
         for _ in range(5):
             model(torch.randn(2, 41))
         assert copies_alive() == 1
@@ -307,7 +365,7 @@ def test_gradients_arrive_layer_by_layer_as_in_plain_training(level_2):
 
     def arrivals() -> list[str]:
         seen.clear()
-        model = Deep(*(nn.Linear(8, 8) for _ in range(4)))
+        model = Deep(*(Layer(8, 8) for _ in range(4)))
         for name, parameter in model.named_parameters():
             parameter.register_post_accumulate_grad_hook(lambda _, name=name: seen.append(name))
         step(model)

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
+from .layers import Layer, LazyLayer
+
 HALF = torch.float16
 
 
@@ -62,7 +64,7 @@ def test_tied_weights_share_one_copy_and_one_gradient(level_2):
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.head = nn.Embedding(16, 8), nn.Linear(8, 16, bias=False)
+            self.embed, self.head = nn.Embedding(16, 8), Layer(8, 16, bias=False)
             self.head.weight = self.embed.weight
 
         def forward(self, ids: Tensor) -> Tensor:
@@ -82,12 +84,12 @@ def test_tied_weights_share_one_copy_and_one_gradient(level_2):
 
 
 NORMED = {
-    "weight_norm": lambda: weight_norm(nn.Linear(8, 8)),
-    "spectral_norm": lambda: spectral_norm(nn.Linear(8, 8)),
-    "pruned": lambda: prune.l1_unstructured(nn.Linear(8, 8), "weight", amount=0.5),
-    "parametrized weight_norm": lambda: parametrizations.weight_norm(nn.Linear(8, 8)),
-    "parametrized spectral_norm": lambda: parametrizations.spectral_norm(nn.Linear(8, 8)),
-    "orthogonal": lambda: parametrizations.orthogonal(nn.Linear(8, 8)),
+    "weight_norm": lambda: weight_norm(Layer(8, 8)),
+    "spectral_norm": lambda: spectral_norm(Layer(8, 8)),
+    "pruned": lambda: prune.l1_unstructured(Layer(8, 8), "weight", amount=0.5),
+    "parametrized weight_norm": lambda: parametrizations.weight_norm(Layer(8, 8)),
+    "parametrized spectral_norm": lambda: parametrizations.spectral_norm(Layer(8, 8)),
+    "orthogonal": lambda: parametrizations.orthogonal(Layer(8, 8)),
 }
 
 
@@ -95,11 +97,11 @@ NORMED = {
 @pytest.mark.parametrize("make", NORMED.values(), ids=NORMED.keys())
 def test_weights_that_are_made_of_others_before_each_call_train(make, level_2):
     torch.manual_seed(0)
-    reference = nn.Sequential(nn.Linear(8, 8), make())
+    reference = nn.Sequential(Layer(8, 8), make())
     state = copy.deepcopy(reference.state_dict())
     losses = [step(reference, optimizer=torch.optim.SGD(reference.parameters(), lr=0.1)) for _ in range(3)]
     with level_2():
-        model = nn.Sequential(nn.Linear(8, 8), make())
+        model = nn.Sequential(Layer(8, 8), make())
         model.load_state_dict(state)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         found = [step(model, optimizer=optimizer) for _ in range(3)]
@@ -112,7 +114,7 @@ def test_weights_that_are_made_of_others_before_each_call_train(make, level_2):
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
 def test_lazy_modules_get_their_shapes_and_then_their_copies(level_2):
     with level_2():
-        model = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.LazyLinear(4))
+        model = nn.Sequential(LazyLayer(8), nn.LazyBatchNorm1d(), LazyLayer(4))
         assert model(batch()).dtype is torch.float32
         assert isinstance(model[0].weight, nn.Parameter)
         seen = []
@@ -138,11 +140,11 @@ def test_recurrent_layers_train_as_in_float32(kind, level_2):
 
 def test_embeddings_with_sparse_gradients_or_a_maximal_norm_keep_what_they_do(level_2):
     with level_2():
-        sparse = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 2))
+        sparse = nn.Sequential(nn.Embedding(9, 4, sparse=True), Layer(4, 2))
         sparse(torch.tensor([1, 3])).sum().backward()
         assert sparse[0].weight.grad.is_sparse
         assert sparse[0].weight.grad.dtype is torch.float32
-        bounded = nn.Sequential(nn.Embedding(9, 4, max_norm=0.5), nn.Linear(4, 2))
+        bounded = nn.Sequential(nn.Embedding(9, 4, max_norm=0.5), Layer(4, 2))
         bounded(torch.arange(9)).sum().backward()
         assert bounded[0].weight.norm(dim=1).max() <= 0.5 + 1e-6
 
@@ -164,7 +166,7 @@ def test_buffers_stay_float32_and_moving_ones_move(level_2):
     class Counts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.linear = nn.Linear(8, 8)
+            self.linear = Layer(8, 8)
             self.register_buffer("table", torch.arange(4000.0))
             self.register_buffer("mean", torch.ones(8))
 
@@ -184,9 +186,9 @@ def test_buffers_stay_float32_and_moving_ones_move(level_2):
 
 def test_doubles_and_halves_of_the_script_are_left_alone(level_2):
     with level_2():
-        double = nn.Linear(8, 8).double()
+        double = Layer(8, 8).double()
         assert double(batch().double()).dtype is torch.float64
-        half = nn.Linear(8, 8).half()
+        half = Layer(8, 8).half()
         assert half(batch().half()).dtype is HALF
 
 
@@ -194,7 +196,7 @@ def test_what_stays_float32_is_told_once_for_each_kind_of_module(level_2):
     class Codes(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.norm, self.rnn, self.linear = nn.BatchNorm1d(8), nn.GRU(8, 8), nn.Linear(8, 8)
+            self.norm, self.rnn, self.linear = nn.BatchNorm1d(8), nn.GRU(8, 8), Layer(8, 8)
             self.register_buffer("codebook", torch.ones(4, 8))
             self.register_buffer("count", torch.zeros(4, dtype=torch.int64))
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from .layers import Layer
+
 
 class Tied(nn.Module):
     """Has a trained, a tied and a frozen weight and running statistics, and asks for something in its forward pass."""
@@ -19,8 +21,8 @@ class Tied(nn.Module):
     def __init__(self, ask: Callable[[Tied], Any]) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
-        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.first, self.second = Layer(8, 8), Layer(8, 8)
+        self.frozen = Layer(8, 8).requires_grad_(False)
         self.norm = nn.BatchNorm1d(8)
         self.second.weight = self.first.weight
         self.ask = ask

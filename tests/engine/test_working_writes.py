@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from .layers import Layer
+
 HALF = torch.float16
 
 
@@ -54,7 +56,7 @@ class Writes(nn.Module):
 
     def __init__(self, how: str) -> None:
         super().__init__()
-        self.linear = nn.Linear(8, 8)
+        self.linear = Layer(8, 8)
         self.center = nn.Parameter(torch.ones(8), requires_grad=False)
         self.how = how
 
@@ -139,7 +141,7 @@ def test_parameters_may_come_and_go_in_a_forward_pass(level_2):
     class Grows(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.old = nn.Linear(8, 8), nn.Parameter(torch.ones(8))
+            self.first, self.old = Layer(8, 8), nn.Parameter(torch.ones(8))
 
         def forward(self, x: Tensor) -> Tensor:
             if not hasattr(self, "second"):
@@ -179,7 +181,7 @@ def test_a_write_through_data_is_found_whatever_comes_after_it_in_the_call(at_le
         def __init__(self):
             super().__init__()
             self.w = nn.Parameter(torch.ones(4))
-            self.out = nn.Linear(4, 4)
+            self.out = Layer(4, 4)
 
         def forward(self, x):
             self.w.data.mul_(0.5)
