@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mpx.engine import launcher, leaving, owned, sharding
-from mpx.engine.reused import wrap_data
 from mpx.engine.stepping import OURS, wrap_zero_grad, wrapped_classes
 from mpx.values import frozen
 
@@ -128,7 +127,6 @@ TABLE: tuple[Intercept, ...] = (
             ("torch.nn.parameter", "Parameter.__reduce_ex__"),
         )
     ),
-    Intercept("torch.nn.parameter", "Parameter.data", lambda s, original: wrap_data(original)),
     Intercept("torch._tensor", "Tensor.retain_grad", lambda s, original: s.leaves.wrap_retain_grad(original)),
     *(
         Intercept(

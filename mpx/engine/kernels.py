@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mpx.engine.reroutes import reroute_of
-from mpx.engine.reused import cast_weight
+from mpx.engine.reroutes import half_outside, reroute_of
 
 if TYPE_CHECKING:
     from mpx.engine.devices import Device
@@ -121,8 +120,6 @@ def half_type(rule: Rule, device: Device, report: Report) -> Kernel:
     """FP32 inputs (and the other half type) become the half type of the region."""
     if "steps_a_cast" in rule.facts:
         return _half_weights_of_steps(rule, device)
-    if "parts" in rule.facts:
-        return _half_parts(rule, device)
     op, excluded = overload(rule.op), _excluded(device)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -147,7 +144,7 @@ def _half_weights_of_steps(rule: Rule, device: Device) -> Kernel:
     weights_at, packed = names.index("params"), "batch_sizes" in names
     both_ways_at, dropout_at, training_at = map(names.index, ("bidirectional", "dropout", "train"))
     batch_first_at = None if packed else names.index("batch_first")
-    below = _below(device)
+    below = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, device.autocast_key))
 
     def kernel(*args: Any) -> Any:
         keys = torch._C._dispatch_keys(args[0]) & below
@@ -166,17 +163,6 @@ def _half_weights_of_steps(rule: Rule, device: Device) -> Kernel:
             results.append(result.movedim(time, 0))
         # laid out as of one call: steps first in memory, also where the script has the batch first
         return torch.cat(results).movedim(0, time), given[1]
-
-    return kernel
-
-
-def _half_parts(rule: Rule, device: Device) -> Kernel:
-    """What the op is made of follows its own rules: a cell of an LSTM keeps what its `linear` keeps, and no more."""
-    op, below = overload(rule.op), _below(device)
-
-    def kernel(*args: Any) -> Any:
-        half = torch.get_autocast_dtype(device.type)
-        return op.redispatch(torch._C._dispatch_keys(args[0]) & below, *[_as(half, value) for value in args])
 
     return kernel
 
@@ -243,6 +229,9 @@ def compute_float32(rule: Rule, device: Device, report: Report) -> Kernel:
     torchs_own = _torchs_own(rule, device) or as_half
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        if half_outside() is not None:  # `torch.func.grad` brings an op's own FP32 arithmetic here again
+            with excluded():
+                return op(*args, **kwargs)
         if spares is not None and spares(*args):
             # with its cache torch's kernel waits for a lock, and holds Python's meanwhile: who has it may wait for that
             return (as_half if torch.is_autocast_cache_enabled() else torchs_own)(*args, **kwargs)
@@ -274,11 +263,6 @@ def _excluded(device: Device) -> Callable[[], Any]:
     return lambda: torch._C._ExcludeDispatchKeyGuard(keys)
 
 
-def _below(device: Device) -> torch._C.DispatchKeySet:
-    """Return the keys that come after autocast: an op goes on there, and what it is made of begins anew."""
-    return torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, device.autocast_key))
-
-
 def _torchs_own(rule: Rule, device: Device) -> Kernel | None:
     """Return torch's kernel on the autocast key, if it lists the op: it casts in C++.
 
@@ -307,9 +291,7 @@ def _widened(value: Any) -> Any:
 
 def _as(dtype: torch.dtype, value: Any) -> Any:
     if isinstance(value, Tensor):
-        if value.dtype is dtype or value.dtype not in CASTABLE:
-            return value
-        return cast_weight(value, dtype) if value.is_leaf and value.requires_grad else value.to(dtype)
+        return value.to(dtype) if value.dtype is not dtype and value.dtype in CASTABLE else value
     return [_as(dtype, item) for item in value] if isinstance(value, SEQUENCE) else value
 
 

@@ -209,7 +209,7 @@ class Leaves:
                 root, thread = mark[0](), mark[1]
                 if root is not None and id(root) not in self._here.roots.by_id:  # another thread called it
                     self._here.roots.add(root)
-                if thread == threading.get_ident():
+                if root is not None and thread == threading.get_ident():
                     continue  # what is upstream of its inputs is known here, and not what another thread has seen
             for following, _ in node.next_functions:
                 if following is not None and following not in seen:

@@ -44,7 +44,7 @@ class Rule:
         op: Overload name as the dispatcher knows it, "aten::softmax.int".
         kind: The list it stands in, a key of `KERNELS`.
         facts: The attributes of its line and its group. When it is used: `torch`, `device`, `dtype`, `weights`, `has`,
-            `without`, `ratio`. How: `direction`, `number`, `layout`, `by`, `writes`, `steps_a_cast`, `parts`.
+            `without`, `ratio`. How: `direction`, `number`, `layout`, `by`, `writes`, `steps_a_cast`.
         told: How its use is told as a substitution; empty where the list is what the level stands for.
         asked: `BY_GROUP`, `BY_NAME` or `BY_USER`.
     """

@@ -17,10 +17,10 @@ from torch.compiler import is_dynamo_compiling
 from torch.jit import ScriptModule
 from torch.utils.data import get_worker_info
 
-from mpx.engine import reused
 from mpx.engine.autocasts import AutocastTo, AutocastToFloat32, NoAutocast
 from mpx.engine.compiled import CompiledRegion, is_tracing, leave_uncompiled
 from mpx.engine.devices import DEVICES, HALF, device_of
+from mpx.engine.reused import CAST_AT_USE, ReusedWeights
 from mpx.engine.side_results import SideResults
 from mpx.engine.structure import map_tensors, modules_of
 from mpx.engine.widened import widen
@@ -102,10 +102,10 @@ class Region:
         self._rules = rules
         self._adoption = adoption
         self._holds = adoption is not AS_THEY_ARE
-        self._recasts = (
-            self.casts and policy.master_weights is not False
-        )  # weights stay FP32: kernels cast them
-        self._kept: AbstractContextManager[None] = reused.Outermost() if self._recasts else NOTHING
+        # weights stay FP32, and kernels cast those of most layers
+        self._recasts = self.casts and policy.master_weights is not False
+        self._reused = ReusedWeights(self._half)
+        self._kept: AbstractContextManager[None] = self._reused if self._recasts else NOTHING
         self._called, self._began, self._ended, self._around = called, began, ended, around
         self._report = report
         self._here = _Here()
@@ -118,15 +118,14 @@ class Region:
     def wrap_call(self, original: Call) -> Call:
         """Return the `nn.Module.__call__` of the session."""
         here, rules, holds = self._here, self._rules, self._holds
-        nested = reused.wrap_call(original) if self._recasts else original
+        casts_at_use, reused = CAST_AT_USE if self._recasts else frozenset(), self._reused
+        compiled = self._compiled.call if self.casts else _plainly
         leave_uncompiled("mpx")
 
         @wraps(original)
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling() or compiler._is_compiling_flag:
-                if self.casts:
-                    return self._compiled.call(original, module, args, kwargs)
-                return original(module, *args, **kwargs)
+                return compiled(original, module, args, kwargs)
             if here.inside:
                 if (
                     (holds and id(module) not in here.tree)
@@ -135,7 +134,9 @@ class Region:
                     or isinstance(module, ScriptModule)
                 ) and torch._C._get_tracing_state() is None:
                     return self._nested(original, module, args, kwargs)
-                return nested(module, *args, **kwargs)
+                if type(module) in casts_at_use and reused.is_again(module):
+                    return reused.call(original, module, args, kwargs)
+                return original(module, *args, **kwargs)
             if torch._C._get_tracing_state() is not None:
                 # `torch.jit.trace` records the script's model, not what we do to it
                 return original(module, *args, **kwargs)
@@ -281,7 +282,7 @@ class Region:
     def disabled(self) -> AbstractContextManager[None]:
         """Return a context without autocast: for backward passes, optimizer steps and modules that compute in FP32."""
         if self._recasts and self._here.inside:
-            reused.forget()  # weights are about to change
+            self._reused.forget()
         return NoAutocast() if torch._C._is_any_autocast_enabled() else NOTHING
 
     def in_float32(self) -> AbstractContextManager[None]:
@@ -345,6 +346,10 @@ class Region:
     def to_float32(self, tensor: Tensor) -> Tensor:
         """Return a tensor of the half type in FP32, any other as it is."""
         return tensor.float() if tensor.dtype is self._half else tensor
+
+
+def _plainly(original: Call, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
+    return original(module, *args, **kwargs)
 
 
 def _device_type(tensor: Tensor) -> str | None:

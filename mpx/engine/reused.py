@@ -2,139 +2,168 @@
 
 `torch.autocast` casts a weight once a region: after a write it is old, and gradients of all uses are added in half. To
 cast at each use is right and takes time, and the backward pass keeps every copy: of a cell in a loop they were more
-than all else. So layers of torch, which use a weight once a call, keep their casts from the second use on, for no more
-than `MOST` uses, and the sums of so many are added in FP32. A write, a backward pass or a step ends it sooner.
+than all else. So layers of torch, of which nothing but their own `forward` sees a weight, keep their casts from the
+second use in a call on, and of no weight for more than `MOST` uses: the sums of so many gradients are added in FP32.
 """
 
 from __future__ import annotations
 
 import threading
-from functools import wraps
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as modules
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Outermost", "cast_weight", "forget", "wrap_call", "wrap_data"]
+__all__ = ["CAST_AT_USE", "ReusedWeights"]
 
+# Layers that use each weight once, in an op that casts it as it comes.
+CAST_AT_USE: frozenset[type[nn.Module]] = frozenset(
+    {
+        nn.Linear,
+        *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+        *(nn.LSTMCell, nn.GRUCell, nn.RNNCell),
+    }
+)
+FORWARDS = {kind: kind.forward for kind in CAST_AT_USE}
 # In BF16 the sum of 16 equal numbers is off by 0.7 % on average and 1.7 at most, of 64 by 2.7 and 6, of 1,000 by half.
 MOST = 16
+COMPARED_CALLS = (
+    3  # in which casts are compared with the weights at each use: writes through `.data` leave no trace
+)
+
+
+class _Cast(NamedTuple):
+    """A half copy of a weight; the weight is held, or another one could have its id."""
+
+    weight: Tensor
+    half: Tensor
+    mark: tuple[int, int]  # version and address of the weight: a write shows in the one, a swap in the other
+    uses: int
 
 
 class _Here(threading.local):
     """What the outermost call of this thread has used."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: set[int]) -> None:
+        threads.add(threading.get_ident())
+        self.open = False  # whether there is one, and weights are cast in it
         self.seen: set[int] = set()  # ids of layers
-        self.uses: dict[
-            int, tuple[int, int]
-        ] = {}  # of a layer: how often since the cast, versions of its weights
-        self.halves: dict[int, tuple[Tensor, Tensor]] = {}  # casts of our kernels: weight, copy
-        self.keeps = False  # whether a layer is running whose casts are kept
-        self.trusts = True  # whether each write into a weight has shown in its version
+        self.casts: dict[int, _Cast] = {}  # by id of the weight
+        self.compared: dict[int, bool] = {}  # by id of the layer: whether its casts are compared in this call
 
 
-_here = _Here()
+class ReusedWeights:
+    """The casts that layers keep. As a context: the length of an outermost call."""
 
-
-class Outermost:
-    """Context of an outermost call whose kernels cast the weights."""
+    def __init__(self, half: torch.dtype) -> None:
+        self._half = half
+        self._cast = Tensor.half if half is torch.float16 else Tensor.bfloat16
+        self._threads: set[int] = set()
+        self._here = _Here(self._threads)
+        self._calls: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self._unseen: weakref.WeakSet[nn.Module] = (
+            weakref.WeakSet()
+        )  # layers whose weights change without a trace
 
     def __enter__(self) -> None:
-        _here.seen.clear()
-        _here.trusts = True
+        self._here.open = True
+        self._here.seen.clear()
 
     def __exit__(self, *error: object) -> None:
-        if _here.uses:
-            forget()
+        self._here.open = False
+        self.forget()
+
+    def forget(self) -> None:
+        """Cast anew what is used next: a pass or a step is to come, or the call is over."""
+        here = self._here
+        if here.casts:
+            here.casts.clear()
+            here.compared.clear()
+
+    def is_again(self, module: nn.Module) -> bool:
+        """Whether this call uses a layer for the second time or more."""
+        here, key = self._here, id(module)
+        if key in here.seen:
+            return here.open
+        here.seen.add(key)
+        return False
+
+    def call(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Call a layer with kept casts of its weights, if nobody can notice."""
+        if not self._may_keep(module):
+            return original(module, *args, **kwargs)
+        closely, shadows = self._looks_closely(module), vars(module)
+        names = []
+        for name, weight in module._parameters.items():
+            if (
+                type(weight) is nn.Parameter
+                and weight.requires_grad
+                and weight.dtype is torch.float32
+                and self._is_cast_on(weight.device.type)
+                and name not in shadows
+            ):
+                shadows[name] = self._cast_of(weight, module, closely=closely)
+                names.append(name)
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            for name in names:
+                shadows.pop(name, None)
+
+    def _may_keep(self, module: nn.Module) -> bool:
+        """Whether only torch's own `forward` runs in this call, in this thread alone, and has a graph.
+
+        Dispatch modes of others may count casts (selective checkpointing does).
+        """
+        kind = type(module)
+        return (
+            torch.is_grad_enabled()
+            and len(self._threads) == 1
+            and kind.forward is FORWARDS[kind]
+            and "forward" not in vars(module)
+            and not (module._forward_hooks or module._forward_pre_hooks)
+            and not (modules._global_forward_hooks or modules._global_forward_pre_hooks)
+            and (not torch._C._len_torch_dispatch_stack() or _are_ours(_get_current_dispatch_mode_stack()))
+            and module not in self._unseen
+        )
+
+    def _is_cast_on(self, device_type: str) -> bool:
+        """Whether autocast is on there, and to our type: the script may have regions of its own."""
+        return torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type) is self._half
+
+    def _cast_of(self, weight: Tensor, module: nn.Module, *, closely: bool) -> Tensor:
+        casts, key = self._here.casts, id(weight)
+        mark = weight._version, weight.data_ptr()
+        kept = casts.get(key)
+        if kept is not None and kept.mark == mark and kept.uses < MOST:
+            if not closely or _same(self._cast(weight.detach()), kept.half):
+                casts[key] = kept._replace(uses=kept.uses + 1)
+                return kept.half
+            self._unseen.add(module)
+        half = self._cast(weight)
+        casts[key] = _Cast(weight, half, mark, 1)
+        return half
+
+    def _looks_closely(self, module: nn.Module) -> bool:
+        """Whether this is one of the first calls in which the layer is used again."""
+        compared, key = self._here.compared, id(module)
+        if key not in compared:
+            calls = self._calls.get(module, 0)
+            compared[key] = calls < COMPARED_CALLS
+            self._calls[module] = calls + 1
+        return compared[key]
 
 
-def wrap_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return how modules inside the outermost call are called."""
-    here = _here
-
-    @wraps(original)
-    def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if module._parameters:
-            seen, key = here.seen, id(module)
-            if key in seen:
-                if _may_keep(module):
-                    return _keeping(original, module, args, kwargs)
-            else:
-                seen.add(key)
-        return original(module, *args, **kwargs)
-
-    return __call__
+def _same(a: Tensor, b: Tensor) -> bool:
+    with torch.no_grad():
+        return torch.equal(a, b)
 
 
-def _may_keep(module: nn.Module) -> bool:
-    """Whether this is a layer of torch, no network, that uses its weights once (`nn.GRU` does so at each step).
-
-    A cast without a graph would lose the gradients of the next use, which may have one.
-    """
-    return (
-        _here.trusts
-        and not module._modules
-        and type(module).__module__.startswith("torch.nn.modules.")
-        and not isinstance(module, nn.RNNBase)
-        and torch.is_grad_enabled()
-    )
-
-
-def _keeping(original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-    here, key = _here, id(module)
-    versions = sum([weight._version for weight in module._parameters.values() if weight is not None])
-    uses, known = here.uses.get(key, (0, versions))
-    # torch's casts are of all threads: at first there may be some that another one keeps, and has seen no write
-    if not here.uses or uses == MOST or known != versions:
-        forget()
-        uses = 0
-    here.uses[key] = uses + 1, versions
-    before = here.keeps, torch.is_autocast_cache_enabled()
-    here.keeps = True
-    torch.set_autocast_cache_enabled(True)
-    try:
-        return original(module, *args, **kwargs)
-    finally:
-        here.keeps = before[0]
-        torch.set_autocast_cache_enabled(before[1])
-
-
-def forget() -> None:
-    """Cast anew what is used next."""
-    _here.uses.clear()
-    _here.halves.clear()
-    torch.clear_autocast_cache()
-
-
-def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a leaf in another type, for kernels of ours: the copy that is kept, where torch's kernels keep one."""
-    if not _here.keeps:
-        return weight.to(dtype)
-    found = _here.halves.get(id(weight))
-    if found is None:
-        found = _here.halves[id(weight)] = weight, weight.to(dtype)
-    return found[1]
-
-
-def wrap_data(original: Any) -> property:
-    """Return the `data` of parameters: a write into it shows in no version, so no more casts are kept in this call."""
-
-    def distrust() -> None:
-        _here.trusts = False
-        if _here.uses:
-            forget()
-
-    def get(parameter: nn.Parameter) -> Tensor:
-        distrust()
-        data: Tensor = original.__get__(parameter)
-        return data
-
-    def put(parameter: nn.Parameter, data: Tensor) -> None:
-        distrust()
-        original.__set__(parameter, data)
-
-    return property(get, put, doc=original.__doc__)
+def _are_ours(modes: list[Any]) -> bool:
+    return all(type(mode).__module__.startswith("mpx.") for mode in modes)

@@ -27,6 +27,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 from mpx.engine.devices import HALF
 from mpx.engine.module_rules import ModuleRules
 from mpx.engine.placing import Placement, in_transform, traced
+from mpx.engine.reused import CAST_AT_USE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,14 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["ModuleRules", "WorkingCopies"]
 
 NOTHING = nullcontext()
-# Layers of torch that use a weight once, in an op that casts it as it comes: a copy in its place only costs time.
-CAST_AT_USE = frozenset(
-    {
-        nn.Linear,
-        *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-        *(nn.LSTMCell, nn.GRUCell, nn.RNNCell),
-    }
-)
 # The engine begins with what was made last, and copies are made before all else. With the number of the nodes that fill
 # `.grad` their gradients reach the parameters as soon as they are known, as those of a cast at its use do: half ones do
 # not gather until the end of the pass, and a data-parallel reducer need not wait for it.

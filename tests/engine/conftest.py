@@ -1,8 +1,12 @@
 """Laws that a table of cases is held to, and small things that train."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 import pytest
+
+from mpx.engine.devices import DEVICES
+from mpx.engine.reroutes import products
 
 SCALES = tuple(2.0**k for k in (0, 8, 16, 24))
 # Roundings to half on the way of a gradient in the cases, times the unit roundoff, with room for sums that cancel.
@@ -57,3 +61,19 @@ def different_by_scale(at_level):
         ]
 
     return compare
+
+
+@pytest.fixture(params=["torch's", "ours"])
+def kernels(request, monkeypatch):
+    """Say whose kernels cast a weight: on a CPU without half instructions they are ours."""
+    capable = {"avx2"} if request.param == "ours" else {"avx2", "avx512_fp16", "avx512_bw"}
+    monkeypatch.setattr(products, "FEW", 0)
+    monkeypatch.setitem(DEVICES, "cpu", replace(DEVICES["cpu"], capabilities=lambda: frozenset(capable)))
+
+
+@pytest.fixture
+def at_half(at_level):
+    """Return a context manager: a level with a half type, and a scale that nothing here overflows at."""
+    return lambda level, half: at_level(
+        level, f"dtype={half}", *(["loss_scale=64"] if half == "float16" else [])
+    )

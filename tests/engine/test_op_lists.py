@@ -44,7 +44,7 @@ def test_every_op_of_the_lists_exists():
 @pytest.mark.parametrize("group", GROUPS)
 def test_lines_have_only_attributes_that_mean_something(group):
     when = {"torch", "device", "dtype", "weights", "has", "without", "ratio"}
-    how = {"direction", "number", "layout", "by", "writes", "steps_a_cast", "parts"}
+    how = {"direction", "number", "layout", "by", "writes", "steps_a_cast"}
     for _, op, facts in (line for line in LINES if line[0] == group):
         assert set(facts) <= when | how, op
         assert set(facts.get("torch", ())) <= set(DEVICES), op

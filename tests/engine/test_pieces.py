@@ -120,6 +120,18 @@ def test_attention_is_cut_along_the_batch_and_never_along_a_sequence(shape, regi
     torch.testing.assert_close(found.double(), exact, rtol=ULP, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "shapes", [((4096, 1), (1, 1)), ((4096, 8), (1, 8)), ((1, 8), (4096, 8)), ((4096, 1, 8), (3, 8))]
+)
+def test_strides_are_torch_s_also_of_dimensions_of_one(shapes, region):
+    x, weight = (torch.randn(shape).to(HALF).requires_grad_() for shape in shapes)
+    out = F.linear(x, weight)
+    out.sum().backward()
+    assert out.stride() == F.linear(x.float(), weight.float()).stride()
+    assert x.grad.stride() == torch.empty(shapes[0]).stride()
+    assert weight.grad.stride() == torch.empty(shapes[1]).stride()
+
+
 @pytest.mark.parametrize("piece", [SMALL, 2**40])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_result_may_be_written_in_place(name, piece, region, monkeypatch):

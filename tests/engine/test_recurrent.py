@@ -134,3 +134,30 @@ def test_the_number_of_casts_that_are_kept_does_not_grow_with_the_steps(kind, le
         with saved_tensors_hooks(note, lambda saved: saved):
             model(inputs("", STEPS))
     assert len(weights) == 1
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+def test_the_state_of_a_cell_is_as_the_script_gave_it(level, half, at_level):
+    """In BF16 a sum of thousandths stops at a half; `torch.autocast` leaves the state of a cell alone on a CPU, too."""
+
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = nn.LSTMCell(4, 4)
+
+        def forward(self, x):
+            hidden = state = torch.zeros(2, 4)
+            for _ in range(2000):
+                hidden, state = self.cell(x, (hidden, state))
+            return state
+
+    model = Counts()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.cell.bias_ih[:8] = 20  # the gates of input and state are open
+        model.cell.bias_ih[8:12] = 0.001
+        with at_level(level, f"dtype={half}"):
+            found = model(torch.ones(2, 4))
+    torch.testing.assert_close(found, torch.full((2, 4), 2.0), rtol=2**-8, atol=0)  # 0.001 is rounded to half

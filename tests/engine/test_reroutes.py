@@ -309,6 +309,28 @@ def test_transforms_of_torch_func_go_through(name, capabilities, few, session, m
     torch.testing.assert_close(of_batch, reference, rtol=8 * ULP, atol=1e-3)
 
 
+@pytest.mark.parametrize("capabilities", [ABLE, UNABLE])
+@pytest.mark.parametrize("transform", ["grad", "vjp"])
+def test_a_transform_of_torch_func_may_be_around_the_model(transform, capabilities, session):
+    """There the FP32 product inside an op meets autocast once more."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), torch.randn(4, 8)
+
+    def gradient() -> Tensor:
+        def loss(x: Tensor) -> Tensor:
+            return model(x).float().square().mean()
+
+        if transform == "grad":
+            return torch.func.grad(loss)(x)
+        value, back = torch.func.vjp(loss, x)
+        return back(torch.ones_like(value))[0]
+
+    exact = gradient()
+    with session(capabilities=capabilities):
+        found = gradient()
+    assert (exact - found).norm() <= 8 * ULP * exact.norm()
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_forward_mode_differentiation_goes_through(session):
     x, *others = CONVOLUTIONS["conv2d"].inputs(HALF)

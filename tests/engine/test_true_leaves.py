@@ -89,6 +89,15 @@ def retained_gradients():
 
 
 @case
+def a_root_that_is_gone():
+    """Nobody holds the module that was called, only what it was made of."""
+    parts = list(perceptron())
+    x, y = batch()
+    F.cross_entropy(nn.Sequential(*parts)(x), y).backward()
+    return grads_of(nn.Sequential(*parts))
+
+
+@case
 def sparse_gradients():
     torch.manual_seed(0)
     table, head = nn.Embedding(10, 8, sparse=True), nn.Linear(8, 4)

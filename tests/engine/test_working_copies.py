@@ -80,10 +80,15 @@ def test_inside_a_call_weights_are_half_and_outside_they_are_the_script_s_own(le
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape"),
-    [(nn.Linear, (8, 8)), (nn.Conv1d, (6, 6, 1)), (nn.LSTMCell, (8, 8)), (nn.GRUCell, (8, 8))],
+    ("kind", "shape", "result"),
+    [
+        (nn.Linear, (8, 8), HALF),
+        (nn.Conv1d, (6, 6, 1), HALF),
+        (nn.LSTMCell, (8, 8), torch.float32),  # as its state
+        (nn.GRUCell, (8, 8), torch.float32),
+    ],
 )
-def test_the_ops_of_torch_s_layers_cast_weights_themselves(kind, shape, level_2):
+def test_the_ops_of_torch_s_layers_cast_weights_themselves(kind, shape, result, level_2):
     """A copy in their places would cost time, and nobody looks at it: the layer computes in half all the same."""
     with level_2():
         seen: list[object] = []
@@ -102,7 +107,7 @@ def test_the_ops_of_torch_s_layers_cast_weights_themselves(kind, shape, level_2)
         model = Reads()
         step(model)
         assert seen[0] is next(iter(model.parameters()))
-        assert seen[1] is HALF
+        assert seen[1] is result
         assert types(model) == {torch.float32}
 
 

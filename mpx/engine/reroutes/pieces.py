@@ -87,7 +87,7 @@ def _whole(piece: Tensor, length: int, dtype: torch.dtype) -> Tensor:
     """
     sizes, strides = [length, *piece.shape[1:]], torch.empty_like(piece, device="meta").stride()
     wanted, step = [0] * len(sizes), 1
-    for dimension in sorted(range(len(sizes)), key=lambda dimension: strides[dimension]):
+    for dimension in sorted(range(len(sizes)), key=lambda dimension: (strides[dimension], -dimension)):
         wanted[dimension] = step
         step *= sizes[dimension]
     return piece.new_empty_strided(sizes, wanted, dtype=dtype)
