@@ -33,6 +33,7 @@ CAST_AT_USE: frozenset[type[nn.Module]] = frozenset(
 FORWARDS = {kind: kind.forward for kind in CAST_AT_USE}
 # In BF16 the sum of 16 equal numbers is off by 0.7 % on average and 1.7 at most, of 64 by 2.7 and 6, of 1,000 by half.
 MOST = 16
+LARGE = 2**14  # numbers of a weight; to find the cast of a smaller one takes as long as to cast it
 COMPARED_CALLS = (
     3  # in which casts are compared with the weights at each use: writes through `.data` leave no trace
 )
@@ -67,9 +68,7 @@ class ReusedWeights:
         self._threads: set[int] = set()
         self._here = _Here(self._threads)
         self._calls: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
-        self._unseen: weakref.WeakSet[nn.Module] = (
-            weakref.WeakSet()
-        )  # layers whose weights change without a trace
+        self._unseen: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # whose weights change without a trace
 
     def __enter__(self) -> None:
         self._here.open = True
@@ -95,25 +94,28 @@ class ReusedWeights:
         return False
 
     def call(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Call a layer with kept casts of its weights, if nobody can notice."""
-        if not self._may_keep(module):
+        """Call a layer with kept casts of its large weights, if nobody can notice."""
+        shadows = vars(module)
+        large = [
+            (name, weight)
+            for name, weight in module._parameters.items()
+            if weight is not None
+            and weight.numel() >= LARGE
+            and self._is_ours(weight)
+            and name not in shadows
+        ]
+        if not large or not self._may_keep(module):
             return original(module, *args, **kwargs)
-        closely, shadows = self._looks_closely(module), vars(module)
-        names = []
-        for name, weight in module._parameters.items():
-            if (
-                type(weight) is nn.Parameter
-                and weight.requires_grad
-                and weight.dtype is torch.float32
-                and self._is_cast_on(weight.device.type)
-                and name not in shadows
-            ):
-                shadows[name] = self._cast_of(weight, module, closely=closely)
-                names.append(name)
+        closely = self._looks_closely(module)
         try:
+            for (
+                name,
+                weight,
+            ) in large:  # an attribute hides the parameter of its name, which stays where it is
+                shadows[name] = self._cast_of(weight, module, closely=closely)
             return original(module, *args, **kwargs)
         finally:
-            for name in names:
+            for name, _ in large:
                 shadows.pop(name, None)
 
     def _may_keep(self, module: nn.Module) -> bool:
@@ -133,8 +135,11 @@ class ReusedWeights:
             and module not in self._unseen
         )
 
-    def _is_cast_on(self, device_type: str) -> bool:
-        """Whether autocast is on there, and to our type: the script may have regions of its own."""
+    def _is_ours(self, weight: Tensor) -> bool:
+        """Whether this is a parameter that trains, and is cast to our type: the script may have regions of its own."""
+        if type(weight) is not nn.Parameter or not weight.requires_grad or weight.dtype is not torch.float32:
+            return False
+        device_type = weight.device.type
         return torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type) is self._half
 
     def _cast_of(self, weight: Tensor, module: nn.Module, *, closely: bool) -> Tensor:

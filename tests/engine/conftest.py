@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from mpx.engine import reused
 from mpx.engine.devices import DEVICES
 from mpx.engine.reroutes import products
 
@@ -72,7 +73,13 @@ def kernels(request, monkeypatch):
 
 
 @pytest.fixture
-def at_half(at_level):
+def all_are_large(monkeypatch):
+    """Small weights are kept as well."""
+    monkeypatch.setattr(reused, "LARGE", 0)
+
+
+@pytest.fixture
+def at_half(at_level, all_are_large):
     """Return a context manager: a level with a half type, and a scale that nothing here overflows at."""
     return lambda level, half: at_level(
         level, f"dtype={half}", *(["loss_scale=64"] if half == "float16" else [])

@@ -8,6 +8,7 @@ from torch import nn
 
 from .layers import Layer
 
+pytestmark = pytest.mark.usefixtures("all_are_large")
 HALVES = ["float16", "bfloat16"]
 SEED = ["loss_scale=1024"]
 USES = 4  # of a layer in one call: from the second on its cast would be kept

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from mpx.engine import reused
+
 from .layers import Model, again, copies_of_a_weight
 
 HALVES = ["float16", "bfloat16"]
@@ -26,6 +28,13 @@ def test_a_layer_of_many_uses_keeps_few_copies_of_its_weight(level, half, at_hal
             copies_of_a_weight(layer, uses=2)
         assert copies_of_a_weight(layer, uses=81) == 6
         assert copies_of_a_weight(layer, uses=2) == 2
+
+
+def test_a_small_layer_casts_at_each_use(at_half, monkeypatch):
+    monkeypatch.setattr(reused, "LARGE", 1000)
+    with at_half("O1", "bfloat16"):
+        assert copies_of_a_weight(nn.Linear(24, 40), uses=20) == 20
+        assert copies_of_a_weight(nn.Linear(25, 40), uses=20) < 20
 
 
 def test_a_cell_in_a_loop_keeps_few_copies_of_its_weights(at_half):
