@@ -104,7 +104,7 @@ class Region:
         self._holds = adoption is not AS_THEY_ARE
         # weights stay FP32, and kernels cast those of most layers
         self._recasts = self.casts and policy.master_weights is not False
-        self._reused = ReusedWeights(self._half)
+        self._reused = ReusedWeights(self._half, wanted=policy.ops.cast_layers())
         self._kept: AbstractContextManager[None] = self._reused if self._recasts else NOTHING
         self._called, self._began, self._ended, self._around = called, began, ended, around
         self._report = report
@@ -266,6 +266,10 @@ class Region:
                 return original(module, *args, **kwargs)
         finally:
             here.refused -= 1
+
+    def cast_at_each_use(self) -> None:
+        """Keep no casts from now on: not all layers may compute in half."""
+        self._reused.wanted = False
 
     def casts_to(self, dtype: torch.dtype) -> bool:
         """Whether this is the half type of a level that is applied."""

@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules import module as modules
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 if TYPE_CHECKING:
@@ -30,7 +33,11 @@ CAST_AT_USE: frozenset[type[nn.Module]] = frozenset(
         *(nn.LSTMCell, nn.GRUCell, nn.RNNCell),
     }
 )
-FORWARDS = {kind: kind.forward for kind in CAST_AT_USE}
+# What may be replaced by somebody who looks at the weights: the methods that a layer's call runs, and what they call.
+METHODS = ("forward", "_conv_forward")
+RUN = {kind: [getattr(kind, name, None) for name in METHODS] for kind in CAST_AT_USE}
+FUNCTIONS = ("linear", *(f"conv{n}d" for n in (1, 2, 3)), *(f"conv_transpose{n}d" for n in (1, 2, 3)))
+CALLED = [getattr(functional, name) for name in FUNCTIONS]
 # In BF16 the sum of 16 equal numbers is off by 0.7 % on average and 1.7 at most, of 64 by 2.7 and 6, of 1,000 by half.
 MOST = 16
 LARGE = 2**14  # numbers of a weight; to find the cast of a smaller one takes as long as to cast it
@@ -62,7 +69,14 @@ class _Here(threading.local):
 class ReusedWeights:
     """The casts that layers keep. As a context: the length of an outermost call."""
 
-    def __init__(self, half: torch.dtype) -> None:
+    def __init__(self, half: torch.dtype, *, wanted: bool) -> None:
+        """Make the service.
+
+        Args:
+            half: Type of the casts.
+            wanted: Whether the ops of all these layers cast to it.
+        """
+        self.wanted = wanted
         self._half = half
         self._cast = Tensor.half if half is torch.float16 else Tensor.bfloat16
         self._threads: set[int] = set()
@@ -71,7 +85,7 @@ class ReusedWeights:
         self._unseen: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # whose weights change without a trace
 
     def __enter__(self) -> None:
-        self._here.open = True
+        self._here.open = self.wanted
         self._here.seen.clear()
 
     def __exit__(self, *error: object) -> None:
@@ -121,17 +135,19 @@ class ReusedWeights:
     def _may_keep(self, module: nn.Module) -> bool:
         """Whether only torch's own `forward` runs in this call, in this thread alone, and has a graph.
 
-        Dispatch modes of others may count casts (selective checkpointing does).
+        Modes of others may look at weights, or count casts (selective checkpointing does).
         """
         kind = type(module)
         return (
             torch.is_grad_enabled()
             and len(self._threads) == 1
-            and kind.forward is FORWARDS[kind]
-            and "forward" not in vars(module)
+            and [getattr(kind, name, None) for name in METHODS] == RUN[kind]
+            and vars(module).keys().isdisjoint(METHODS)
+            and [getattr(functional, name) for name in FUNCTIONS] == CALLED
             and not (module._forward_hooks or module._forward_pre_hooks)
             and not (modules._global_forward_hooks or modules._global_forward_pre_hooks)
             and (not torch._C._len_torch_dispatch_stack() or _are_ours(_get_current_dispatch_mode_stack()))
+            and (not torch._C._len_torch_function_stack() or _are_ours(_get_current_function_mode_stack()))
             and module not in self._unseen
         )
 
@@ -171,4 +187,5 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _are_ours(modes: list[Any]) -> bool:
-    return all(type(mode).__module__.startswith("mpx.") for mode in modes)
+    """Whether no mode is the script's; that of `torch.set_default_device` looks at nothing."""
+    return all(type(mode) is DeviceContext or type(mode).__module__.startswith("mpx.") for mode in modes)

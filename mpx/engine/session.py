@@ -273,6 +273,11 @@ class Session:
         )
         return parts
 
+    def ask_op(self, name: str, kind: str) -> None:
+        """Let an op compute in another type from now on, as `OpRules.ask` says."""
+        self.oprules.ask(name, kind)
+        self.region.cast_at_each_use()
+
     def saw_group(self, optimizer: Optimizer) -> None:
         """An optimizer got a parameter group."""
         self.leaves.saw_optimizer(optimizer)

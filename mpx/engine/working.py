@@ -62,7 +62,7 @@ class WorkingCopies:
 
     def __init__(self, policy: Policy, rules: ModuleRules, reruns: Reruns, report: Report) -> None:
         half = self._half = HALF[policy.dtype]
-        self._at_use = CAST_AT_USE if "@matmul" in policy.ops.half else frozenset()
+        self._at_use = CAST_AT_USE if policy.ops.cast_layers() else frozenset()
         # by name it takes two thirds of the time of `to`
         self._cast = Tensor.half if half is torch.float16 else Tensor.bfloat16
         self._rules, self._reruns = rules, reruns

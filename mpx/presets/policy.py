@@ -95,6 +95,11 @@ class Ops:
     user_float32: tuple[str, ...]
     user_half: tuple[str, ...]
 
+    def cast_layers(self) -> bool:
+        """Whether matrix products and convolutions cast the weights of their layers, whatever ops are named besides."""
+        named = (*self.float32, *self.native, *self.promote, *self.user_float32)
+        return "@matmul" in self.half and all(entry.startswith("@") for entry in named)
+
 
 @frozen_by_keywords
 class OptimizerSettings:

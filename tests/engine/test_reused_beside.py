@@ -9,7 +9,9 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from .layers import Model, again, copies_of_a_weight
@@ -149,3 +151,79 @@ def test_a_layer_that_fails_is_as_it_was(at_half):
         own = set(vars(model.layers[0]))
         model(torch.ones(2, 4)).sum().backward()
         assert set(vars(model.layers[0])) == own
+
+
+@pytest.mark.parametrize(
+    ("level", "asked"),
+    [("O1", "ops.float32"), ("O1", "ops.user_float32"), ("O1", "while it runs"), ("O2", "while it runs")],
+)
+def test_where_products_compute_in_float32_no_weight_is_rounded(asked, level, at_level, all_are_large):
+    def train():
+        torch.manual_seed(0)
+        model, x = (
+            Model(lambda layers, x: sum(layers[0](x) for _ in range(4)), nn.Linear(8, 8)),
+            torch.randn(4, 8),
+        )
+        return model(x).detach()
+
+    exact = train()
+    named = [] if asked == "while it runs" else [f'{asked}=["linear"]', 'ops.half=["bmm"]']
+    with at_level(level, "dtype=bfloat16", *named) as recorded:
+        if not named:
+            recorded.session.ask_op("linear", "float32")
+        assert torch.equal(train(), exact)
+
+
+def convolution_of_the_script(layer, x, weight, bias):
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    return F.conv2d(x, layer.weight, bias)
+
+
+@pytest.mark.parametrize("where", ["of the instance", "of the class"])
+def test_a_convolution_may_have_another_inside(where, at_half, monkeypatch):
+    layer = nn.Conv2d(2, 2, 1)
+    if where == "of the class":
+        monkeypatch.setattr(nn.Conv2d, "_conv_forward", convolution_of_the_script)
+    else:
+        layer._conv_forward = partial(convolution_of_the_script, layer)
+    nn.init.ones_(layer.weight)
+    with at_half("O1", "bfloat16"):
+        Model(again, layer)(torch.ones(1, 2, 3, 3))
+    assert layer.weight.eq(2**6).all()
+
+
+class Scales(TorchFunctionMode):
+    """Multiplies the weights that it knows by two."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.weights = weights
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is LINEAR and any(args[1] is weight for weight in self.weights):
+            args = (args[0], args[1] * 2, *args[2:])
+        return func(*args, **kwargs or {})
+
+
+LINEAR = F.linear
+
+
+@pytest.mark.parametrize("way", ["mode", "replaced function"])
+def test_what_stands_between_a_layer_and_its_op_is_given_the_weight(way, at_half, monkeypatch):
+    layer = nn.Linear(4, 4, bias=False)
+    scales = Scales([layer.weight])
+
+    def forward(layers, x):
+        if way == "mode":
+            with scales:
+                return [layers[0](x) for _ in range(4)]
+        return [layers[0](x) for _ in range(4)]
+
+    if way == "replaced function":
+        monkeypatch.setattr(F, "linear", lambda *args: scales.__torch_function__(LINEAR, (), args))
+    with at_half("O1", "bfloat16"):
+        model = Model(forward, layer)
+        for _ in range(5):
+            first, *others = model(torch.ones(2, 4))
+            assert all(torch.equal(first, other) for other in others)

@@ -99,7 +99,7 @@ def _register(module: Any, name: str, kind: str | None, decorate: Callable[[Call
         return
     said = f"the script wants {owner}.{name} in {kind}"
     try:
-        session().oprules.ask(f"{owner}.{name}", kind)
+        session().ask_op(f"{owner}.{name}", kind)
     except PresetError as error:
         session().tell(f"apex-register-{name}", f"{said}, which it does not get: {error.message}")
     else:
