@@ -41,9 +41,8 @@ CALLED = [getattr(functional, name) for name in FUNCTIONS]
 # In BF16 the sum of 16 equal numbers is off by 0.7 % on average and 1.7 at most, of 64 by 2.7 and 6, of 1,000 by half.
 MOST = 16
 LARGE = 2**14  # numbers of a weight; to find the cast of a smaller one takes as long as to cast it
-COMPARED_CALLS = (
-    3  # in which casts are compared with the weights at each use: writes through `.data` leave no trace
-)
+# Calls in which casts are compared with the weights at each use: writes through `.data` leave no trace.
+COMPARED_CALLS = 3
 
 
 class _Cast(NamedTuple):
