@@ -286,7 +286,7 @@ class Region:
     def disabled(self) -> AbstractContextManager[None]:
         """Return a context without autocast: for backward passes, optimizer steps and modules that compute in FP32."""
         if self._recasts and self._here.inside:
-            self._reused.forget()
+            self._reused.forget()  # a pass or a step: weights may change, also in ways that leave no trace
         return NoAutocast() if torch._C._is_any_autocast_enabled() else NOTHING
 
     def in_float32(self) -> AbstractContextManager[None]:

@@ -61,7 +61,7 @@ class WorkingCopies:
     """The half copies of one process: made for each call, kept for a backward pass that may run parts of it again."""
 
     def __init__(self, policy: Policy, rules: ModuleRules, reruns: Reruns, report: Report) -> None:
-        half = self._half = HALF[policy.dtype]
+        half = HALF[policy.dtype]
         self._at_use = CAST_AT_USE if policy.ops.cast_layers() else frozenset()
         # by name it takes two thirds of the time of `to`
         self._cast = Tensor.half if half is torch.float16 else Tensor.bfloat16
