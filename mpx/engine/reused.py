@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CAST_AT_USE", "ReusedWeights"]
+__all__ = ["CAST_AT_USE", "COMPARED_CALLS", "ReusedWeights"]
 
 # Layers that use each weight once, in an op that casts it as it comes.
 CAST_AT_USE: frozenset[type[nn.Module]] = frozenset(
@@ -41,7 +41,7 @@ CALLED = [getattr(functional, name) for name in FUNCTIONS]
 # In BF16 the sum of 16 equal numbers is off by 0.7 % on average and 1.7 at most, of 64 by 2.7 and 6, of 1,000 by half.
 MOST = 16
 LARGE = 2**14  # numbers of a weight; to find the cast of a smaller one takes as long as to cast it
-# Calls in which casts are compared with the weights at each use: writes through `.data` leave no trace.
+# Calls that train in which half copies are compared with their weights: writes through `.data` leave no trace.
 COMPARED_CALLS = 3
 
 
@@ -121,10 +121,8 @@ class ReusedWeights:
             return original(module, *args, **kwargs)
         closely = self._looks_closely(module)
         try:
-            for (
-                name,
-                weight,
-            ) in large:  # an attribute hides the parameter of its name, which stays where it is
+            # an attribute hides the parameter of its name, which stays where it is
+            for name, weight in large:
                 shadows[name] = self._cast_of(weight, module, closely=closely)
             return original(module, *args, **kwargs)
         finally:

@@ -27,7 +27,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 from mpx.engine.devices import HALF
 from mpx.engine.module_rules import ModuleRules
 from mpx.engine.placing import Placement, in_transform, traced
-from mpx.engine.reused import CAST_AT_USE
+from mpx.engine.reused import CAST_AT_USE, COMPARED_CALLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,6 @@ NOTHING = nullcontext()
 # `.grad` their gradients reach the parameters as soon as they are known, as those of a cast at its use do: half ones do
 # not gather until the end of the pass, and a data-parallel reducer need not wait for it.
 SOON = 2**64 - 1
-COMPARED_CALLS = 3  # how often a root's copies are compared afterwards with what they were made from
 
 
 class _Here(threading.local):

@@ -83,3 +83,25 @@ def test_what_the_script_gives_in_half_or_in_doubles_stays_so(at_level: Any) -> 
         with pytest.raises(RuntimeError, match="dtype"):
             found_by(lambda h, w, b: torch.mm(h, w, out=torch.empty(4, 8, dtype=torch.float64)))
     assert half.ran_in is torch.float16
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("addmm_", [(3, 4), (3, 5), (5, 4)]),
+        ("addmv_", [(3,), (3, 5), (5,)]),
+        ("addr_", [(3, 4), (3,), (4,)]),
+        ("addbmm_", [(3, 4), (2, 3, 5), (2, 5, 4)]),
+        ("baddbmm_", [(2, 3, 4), (2, 3, 5), (2, 5, 4)]),
+    ],
+)
+def test_a_product_added_in_place_takes_the_type_of_what_it_is_added_to(name, shapes, level, at_level):
+    """A half result beside FP32 weights, which torch refuses."""
+    torch.manual_seed(0)
+    numbers = [torch.randn(shape).bfloat16() for shape in shapes]
+    exact = getattr(numbers[0].float(), name)(*(n.float() for n in numbers[1:]))
+    with at_level(level, "dtype=bfloat16") as recorded, recorded.session.region.autocast("cpu"):
+        found = getattr(numbers[0].clone(), name)(*(n.float() for n in numbers[1:]))
+    assert found.dtype is torch.bfloat16
+    torch.testing.assert_close(found.float(), exact, rtol=2**-7, atol=2**-6)  # sums that cancel
