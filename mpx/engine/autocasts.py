@@ -28,11 +28,8 @@ class AutocastTo:
         torch.set_autocast_cache_enabled(False)
         torch.set_autocast_enabled(kind, True)
         torch.set_autocast_dtype(kind, self._half)
-        torch.autocast_increment_nesting()
 
     def __exit__(self, *error: object) -> None:
-        if torch.autocast_decrement_nesting() == 0:
-            torch.clear_autocast_cache()
         torch.set_autocast_cache_enabled(self._cached)
         torch.set_autocast_enabled(self._device_type, self._before[0])
         torch.set_autocast_dtype(self._device_type, self._before[1])

@@ -151,12 +151,16 @@ class WorkingCopies:
 
     def _places(self, parts: list[nn.Module]) -> list[tuple[nn.Module, str, Tensor]]:
         keeps, at_use = self._rules.keeps_float32, self._at_use
-        owners = [module for module in parts if module._parameters and not keeps(module)]
-        places = [place for module in owners if type(module) not in at_use for place in _float32_of(module)]
-        if places and len(owners) > 1:
+        places = [
+            place
+            for module in parts
+            if type(module) not in at_use and module._parameters and not keeps(module)
+            for place in _float32_of(module)
+        ]
+        if places:
             # an embedding's weight may be that of a linear layer as well: one copy for both
             placed = {id(own) for _, _, own in places}
-            others = [module for module in owners if type(module) in at_use]
+            others = [module for module in parts if type(module) in at_use and not keeps(module)]
             places += [p for module in others for p in _float32_of(module) if id(p[2]) in placed]
         return places
 
