@@ -60,14 +60,19 @@ DTYPE, LAYOUT, IS_CPU, REQUIRES_GRAD = (
 )
 
 # What a script may put functions of its own in the place of: then the update is its own.
-REPLACEABLE = [
-    (sys.modules[module], name)
-    for module in ("torch.optim.adam", "torch.optim.adamw", "torch.optim.sgd")
-    for name in ("adam", "adamw", "sgd", "_single_tensor_adam", "_single_tensor_adamw", "_single_tensor_sgd")
-    if hasattr(sys.modules[module], name)
-] + [(kind, "_init_group") for kind in STATE]
+REPLACEABLE = {
+    kind: [(kind, "_init_group")]
+    + [
+        (sys.modules[module], name)
+        for module in dict.fromkeys(base.__module__ for base in kind.__mro__ if base in STATE)
+        for stem in ("adam", "adamw", "sgd")
+        for name in (stem, f"_single_tensor_{stem}")
+        if hasattr(sys.modules[module], name)
+    ]
+    for kind in STATE
+}
 WRAPPED = "_torchdynamo_orig_callable"
-TORCHS_OWN = [getattr(owner, name) for owner, name in REPLACEABLE]
+TORCHS_OWN = {kind: [getattr(*one) for one in owned] for kind, owned in REPLACEABLE.items()}
 
 
 class _Lists(NamedTuple):
@@ -156,9 +161,6 @@ class FusedUpdates:
 
     def _takes(self, optimizer: Optimizer, place: int, group: dict[str, Any], lists: _Lists) -> bool:
         """Whether a kernel computes what `step` would of the group at `place`, with these lists."""
-        named = lists.parameters + lists.counts
-        if len(set(map(id, named))) < len(named):
-            return False
         served = self._served.setdefault(optimizer, {})
         known = served.get(place) or served.setdefault(place, _Served())
         options, tensors = _options_of(group), lists.tensors()
@@ -240,9 +242,10 @@ def _is_torchs_own(optimizer: Optimizer) -> bool:
         or torch._C._get_tracing_state() is not None
     ):
         return False
-    present = [getattr(owner, name) for owner, name in REPLACEABLE]
+    kind = type(optimizer)
+    present = [getattr(*one) for one in REPLACEABLE[kind]]
     # the first compilation in a process wraps some of them, which changes nothing of what they do
-    return present == TORCHS_OWN or [getattr(one, WRAPPED, one) for one in present] == TORCHS_OWN
+    return present == TORCHS_OWN[kind] or [getattr(one, WRAPPED, one) for one in present] == TORCHS_OWN[kind]
 
 
 def _options_of(group: dict[str, Any]) -> list[Any]:
@@ -276,7 +279,10 @@ def _has_usual_options(group: dict[str, Any]) -> bool:
 
 
 def _layouts(tensors: list[Tensor]) -> TensorGuards:
-    """Return what compares other tensors with these in type, options, size and strides; it keeps none of them alive."""
+    """Return what compares other tensors with these in type, options, size and strides; it keeps none of them alive.
+
+    It refuses a list in which one comes twice.
+    """
     # both must be given: torch 2.13 reads them unasked
     return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
 
@@ -297,8 +303,10 @@ def _lists_of(optimizer: Optimizer, group: dict[str, Any]) -> _Lists | None:
 def _lie_as_needed(lists: _Lists) -> bool:
     """Whether a kernel can take these as so many numbers in a row."""
     parameters, grads, state, counts = lists
+    written = parameters + counts
     return (
-        _are_plain(lists.tensors())
+        len(set(map(id, written))) == len(written)
+        and _are_plain(lists.tensors())
         and all(map(Tensor.is_same_size, parameters * (1 + len(state)), chain(grads, *state)))
         and not any(map(Tensor.dim, counts))
         and not any(map(Tensor.is_inference, lists.tensors()))
