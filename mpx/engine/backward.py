@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mpx.engine.compiled import is_tracing
 from mpx.engine.devices import DEVICES
-from mpx.engine.earlier import Earlier
+from mpx.engine.earlier import Earlier, look
 from mpx.engine.gradients import (
     ZEROED,
     clear_,
@@ -32,7 +31,17 @@ from mpx.engine.gradients import (
 )
 from mpx.engine.leaves import graded
 from mpx.engine.scales import caller_site
-from mpx.engine.seeds import at_hand, listed, may_run_straight, run_engine, scaled_seeds, seeds_of
+from mpx.engine.seeds import (
+    at_hand,
+    is_loss,
+    is_part_of_another,
+    is_torchs_own,
+    listed,
+    nobody_looks,
+    run_engine,
+    scaled_seeds,
+    seeds_of,
+)
 from mpx.engine.widened import of_insides
 from mpx.monitors import Seen
 
@@ -44,6 +53,8 @@ if TYPE_CHECKING:
     from mpx.engine.ranks import Ranks
     from mpx.engine.running import Running, RunningPass
     from mpx.engine.scales import Scales
+
+    Filled = list[tuple[Tensor, Tensor]]  # leaves and their gradients
 
 __all__ = ["Backward"]
 
@@ -92,6 +103,7 @@ class Backward:
         self._run_ahead = {kind for kind, row in DEVICES.items() if row.fetch is not None}
         self._held, self._around, self._judged, self._report = held, around, judged, report
         self._checks, self._skips = checks, skips
+        self._acts = skips or scales.in_force  # on what a pass leaves, at whatever place
         self._true_losses: Callable[[Sequence[Tensor]], tuple[Tensor, ...]] | None = None
 
     def stand_back(self, true_losses: Callable[[Sequence[Tensor]], tuple[Tensor, ...]]) -> None:
@@ -100,6 +112,7 @@ class Backward:
 
     def wrap_backward(self, original: Callable[..., None]) -> Callable[..., None]:
         """Return the `torch.autograd.backward` of the session."""
+        is_torchs = is_torchs_own(original)
 
         @wraps(original)
         def backward(  # noqa: PLR0917 - torch's signature
@@ -110,15 +123,19 @@ class Backward:
             grad_variables: Any = None,
             inputs: Any = None,
         ) -> None:
-            # whatever is given may be an iterator, which can be asked once
-            roots, grad_tensors, inputs = listed(tensors), at_hand(grad_tensors), at_hand(inputs)
-            seeds = seeds_of(roots, grad_tensors)
-            if seeds is None or _is_part_of_another(roots) or grad_variables is not None:
+            roots: list[Any]
+            seeds: list[Tensor | None] | None
+            if grad_tensors is None and inputs is None and is_loss(tensors):
+                roots, seeds = [tensors], [None]
+            else:  # whatever is given may be an iterator, which can be asked once
+                roots, grad_tensors, inputs = listed(tensors), at_hand(grad_tensors), at_hand(inputs)
+                seeds = seeds_of(roots, grad_tensors)
+            if seeds is None or is_part_of_another(roots) or grad_variables is not None:
                 if self._checks:
                     self._include(roots)
                 return original(roots, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
 
-            straight = grad_tensors is None and inputs is None and may_run_straight(original, roots)
+            straight = is_torchs and grad_tensors is None and inputs is None and nobody_looks(roots)
 
             def run(scale: float | Tensor) -> None:
                 scaled = scaled_seeds(roots, seeds, scale)
@@ -127,10 +144,13 @@ class Backward:
                 else:
                     original(tuple(roots), scaled, retain_graph, create_graph, inputs=inputs)
 
-            if self._checks:
-                self._pass(run, roots, self._targets(roots, inputs), create_graph=create_graph)
-            else:
+            if not self._checks:
                 self._observe(run, roots)
+            elif self._only_looks_at(roots):
+                self._look(run, roots, self._targets(roots, inputs, known=False))
+            else:
+                leaves = self._targets(roots, inputs, known=True)
+                self._pass(run, roots, leaves, create_graph=create_graph)
             return None
 
         return backward
@@ -160,6 +180,28 @@ class Backward:
         run(1.0)
         finite = not any(read(non_finite_flags(losses))) if number is None else math.isfinite(number)
         self._judged(Seen(site, 1.0, finite, number=number))
+
+    def _only_looks_at(self, roots: list[Tensor]) -> bool:
+        """Whether nothing depends on what a pass leaves but the record, and that is known when it returns."""
+        return not (
+            self._acts or self._flags.raised or self._ranks.exist() or roots[0].device.type in self._run_ahead
+        )
+
+    def _look(self, run: Callable[[float], None], roots: list[Tensor], leaves: list[Tensor]) -> None:
+        """Run a pass that is only looked at."""
+        site = caller_site()
+        number, losses = _looked_at(roots)
+        now = self._running.begin(1.0, leaves)
+        try:
+            with self._held(), self._around():
+                run(1.0)
+        finally:
+            self._running.end(now)
+        filled = graded(leaves)
+        finite = not any(read(non_finite_flags(losses))) if number is None else math.isfinite(number)
+        if any(read(look(filled))):
+            self._find_overflowed(filled, [], now, loss_finite=finite)
+        self._judged(Seen(site, 1.0, finite, tuple(now.overflowed), number=number))
 
     def _pass(
         self, run: Callable[[Any], None], roots: list[Tensor], leaves: list[Tensor], *, create_graph: bool
@@ -264,16 +306,20 @@ class Backward:
         else:
             overflowed, loss_finite = any(read(flags)), math.isfinite(number)
         if overflowed:
-            bad = now.bad = self._ranks.bad(non_finite([leaf for leaf, _ in filled]))
-            before = {id(leaf) for leaf in flagged}
-            new = [leaf for leaf in bad if id(leaf) not in before]
-            now.overflowed += new
-            if new:  # and not what an open window keeps
-                stepped = self._leaves.stepped() if self._skips else None
-                now.zeroed |= self._flags.expose(
-                    [leaf for leaf, _ in filled], new, stepped, by_scale=loss_finite
-                )
+            self._find_overflowed(filled, flagged, now, loss_finite=loss_finite)
         return loss_finite, number
+
+    def _find_overflowed(
+        self, filled: Filled, flagged: list[Tensor], now: RunningPass, *, loss_finite: bool
+    ) -> None:
+        """Note which gradients a pass made infinite or NaN, besides those flagged before it, and raise their flags."""
+        bad = now.bad = self._ranks.bad(non_finite([leaf for leaf, _ in filled]))
+        before = {id(leaf) for leaf in flagged}
+        new = [leaf for leaf in bad if id(leaf) not in before]
+        now.overflowed += new
+        if new:  # and not what an open window keeps
+            stepped = self._leaves.stepped() if self._skips else None
+            now.zeroed |= self._flags.expose([leaf for leaf, _ in filled], new, stepped, by_scale=loss_finite)
 
     def wrap_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return the `torch.autograd.grad` of the session.
@@ -293,7 +339,7 @@ class Backward:
         ) -> Any:
             roots, grad_outputs = listed(outputs), at_hand(grad_outputs)
             seeds = seeds_of(roots, grad_outputs)
-            if seeds is None or _is_part_of_another(roots) or not self._checks:
+            if seeds is None or is_part_of_another(roots) or not self._checks:
                 return original(roots, inputs, grad_outputs, retain_graph, *args, **kwargs)
             # a stage that splits its pass keeps what this finds, and makes the gradients of weights of it
             if not self._scales.in_force or self._ranks.judges_later:
@@ -325,9 +371,9 @@ class Backward:
 
         return of_insides(grad)
 
-    def _targets(self, roots: list[Tensor], inputs: Any) -> list[Tensor]:
+    def _targets(self, roots: list[Tensor], inputs: Any, *, known: bool) -> list[Tensor]:
         if inputs is None:
-            return self._leaves.of(roots)
+            return self._leaves.of(roots, known=known)
         given = inputs.values() if isinstance(inputs, dict) else listed(inputs)
         targets = [
             one if isinstance(one, Tensor) else getattr(getattr(one, "node", None), "variable", None)
@@ -337,13 +383,6 @@ class Backward:
         for target in found:
             self._leaves.saw_tensor(target)
         return found
-
-
-def _is_part_of_another(roots: list[Tensor]) -> bool:
-    """Whether a call is no pass of the script's: re-entrant checkpointing, `torch.func`, a compiler at its tracing."""
-    if torch._C._current_graph_task_id() != -1 or is_tracing():
-        return True
-    return any(map(torch._C._functorch.is_functorch_wrapped_tensor, roots))
 
 
 def _looked_at(losses: Sequence[Tensor]) -> tuple[float | None, tuple[Tensor, ...]]:

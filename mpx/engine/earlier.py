@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["Earlier"]
+__all__ = ["Earlier", "look"]
 
 
 class Earlier:
@@ -69,9 +69,7 @@ class Earlier:
             done: Gradients of before that are true already; at a scale of 1 all are.
         """
         if is_one(self._scale):
-            # looking multiplies by 1 in place: not where a graph may have saved what it looks at
-            grads = (grad.detach().clone() if grad.requires_grad else grad for _, grad in filled)
-            return unscale_(grads, 1.0)
+            return look(filled)
         if self._differentiable:
             for leaf, grad in filled:
                 leaf.grad = grad * (1.0 / self._scale)
@@ -87,3 +85,9 @@ class Earlier:
             with torch.enable_grad():
                 leaf.grad = grad if leaf.grad is None else grad + leaf.grad
         return flags
+
+
+def look(filled: Iterable[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """Return flags for `read`: whether gradients of leaves, given with them, are infinite or NaN somewhere."""
+    # this multiplies by 1 in place: not where a graph may have saved what it looks at
+    return unscale_([grad.detach().clone() if grad.requires_grad else grad for _, grad in filled], 1.0)

@@ -76,7 +76,7 @@ class Judge:
             self._accept(seen)
         elif self._adjusts:
             self._mend(one, module)
-        if self._adjusts:
+        if self._adjusts and self._scales.in_force:
             self._move_scale(one)
         return one
 

@@ -6,13 +6,16 @@ modules. A walk of the graph between the loss and the outermost modules' outputs
 adversarial inputs, learnable images, raw tensors. It stops at marks left on the outputs (`Node.metadata` lives on the
 C++ node, torch 2.13), so it does not pay for the size of a model; only the first calls of each module are surveyed in
 full, for tensors that a model uses and does not register. And what the script asks to keep by `retain_grad`.
+
+Where gradients are only looked at, models that the walk does not come by are left out: of the gradients of a GAN, each
+of its passes fills half.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +34,10 @@ __all__ = ["Leaves", "graded"]
 AccumulateGrad: type[Any] = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 Thing = TypeVar("Thing")
 
+Modules: TypeAlias = frozenset[int]  # by id
+
 MARK = "mpx_outermost_output"
+NONE: Modules = frozenset()
 SURVEYED_CALLS = 2  # what a model uses without registering it is mostly there from the beginning
 
 
@@ -61,6 +67,20 @@ class _Alive(Generic[Thing]):
         return [thing for one in list(self.by_id.values()) if (thing := one()) is not None]
 
 
+class _Mark(NamedTuple):
+    """Left on the graph at an output of an outermost call.
+
+    Attributes:
+        root: The module that was called.
+        thread: Who called it.
+        behind: It, and all that its inputs come from.
+    """
+
+    root: weakref.ref[nn.Module]
+    thread: int
+    behind: Modules
+
+
 class _Here(threading.local):
     """What one thread has seen: a pass must not touch the gradients of a model that another thread trains."""
 
@@ -68,6 +88,7 @@ class _Here(threading.local):
         self.roots: _Alive[nn.Module] = _Alive()
         self.optimizers: _Alive[torch.optim.Optimizer] = _Alive()
         self.others: dict[int, weakref.ref[Tensor]] = {}
+        self.upstream = NONE  # what the inputs of the latest outermost call come from
 
 
 class Leaves:
@@ -78,6 +99,9 @@ class Leaves:
         self._optimizers: _Alive[torch.optim.Optimizer] = _Alive()
         self._surveys: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
         self._surveyed: _Alive[nn.Module] = _Alive()
+        self._beside: dict[
+            int, Modules
+        ] = {}  # what surveys came by that was not handed in; by id of the module
         self._here = _Here()
 
     def wrap_retain_grad(self, original: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
@@ -110,13 +134,9 @@ class Leaves:
 
     def saw_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Remember what is upstream of the inputs of an outermost call with gradients."""
-        if len(args) == 1 and not kwargs and type(args[0]) is Tensor:  # mostly so
-            if args[0].requires_grad:
-                self._walk(args)
-            return
-        inputs = [t for t in tensors((args, kwargs)) if t.requires_grad]
-        if inputs:
-            self._walk(inputs)
+        found = args if len(args) == 1 and not kwargs and type(args[0]) is Tensor else tensors((args, kwargs))
+        inputs = [tensor for tensor in found if tensor.requires_grad]
+        self._here.upstream = self._walk(inputs) if inputs else NONE
 
     def saw_output(self, root: nn.Module, output: Any) -> None:
         """Mark the graph nodes at which a later walk may stop; at the first calls, survey what is behind them."""
@@ -128,10 +148,13 @@ class Leaves:
             self._surveys[root] = number = self._surveys.get(root, 0) + 1
             if number == SURVEYED_CALLS:
                 self._surveyed.add(root)
-            self._walk_from(
+            passed = self._walk_from(
                 nodes, registered={id(p) for m in modules_of(root) for p in m._parameters.values()}
             )
-        mark = weakref.ref(root), threading.get_ident()
+            if not passed <= self._here.upstream:
+                self._beside[id(root)] = self._beside.get(id(root), NONE) | passed
+        behind = self._here.upstream | self._beside.get(id(root), NONE) | {id(root)}
+        mark = _Mark(weakref.ref(root), threading.get_ident(), behind)
         for node in nodes:
             notes_of(node)[MARK] = mark
 
@@ -162,15 +185,23 @@ class Leaves:
         """Return the outermost modules that are alive, in the order of their first call."""
         return self._roots.alive()
 
-    def of(self, roots: Iterable[Tensor]) -> list[Tensor]:
-        """Return every tensor whose `.grad` a backward pass from `roots` may change, each once."""
-        self._walk(roots)
+    def of(self, roots: Iterable[Tensor], *, known: bool) -> list[Tensor]:
+        """Return every tensor whose `.grad` a backward pass from `roots` may change, each once.
+
+        Args:
+            roots: Of the graph.
+            known: Whether to include the parameters of all modules and optimizers that this thread has used, whatever
+                the graph shows.
+        """
+        passed = self._walk(roots)
         here = self._here
-        found = _registered(here.roots.alive())
-        for optimizer in here.optimizers.alive():
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    found[id(parameter)] = parameter
+        modules = here.roots.alive()
+        found = _registered(modules if known else [one for one in modules if id(one) in passed])
+        if known:
+            for optimizer in here.optimizers.alive():
+                for group in optimizer.param_groups:
+                    for parameter in group["params"]:
+                        found[id(parameter)] = parameter
         if here.others:
             for key, reference in list(here.others.items()):
                 leaf = reference()
@@ -187,7 +218,8 @@ class Leaves:
         self._walk(roots)
         return [leaf for key in others.keys() - before if (leaf := others[key]()) is not None]
 
-    def _walk(self, roots: Iterable[Tensor]) -> None:
+    def _walk(self, roots: Iterable[Tensor]) -> Modules:
+        """Remember the leaves behind tensors, up to the next marks; return what is behind those."""
         nodes = []
         for root in roots:
             node = root.grad_fn
@@ -195,26 +227,29 @@ class Leaves:
                 nodes.append(node)
             elif root.requires_grad:
                 self.saw_tensor(root)
-        self._walk_from(nodes)
+        return self._walk_from(nodes)
 
-    def _walk_from(self, nodes: list[Node], registered: Collection[int] = ()) -> None:
+    def _walk_from(self, nodes: list[Node], registered: Collection[int] = ()) -> Modules:
+        passed = NONE
         found, seen = list(nodes), set(nodes)
         for node in found:  # grows while it is walked
             if isinstance(node, AccumulateGrad):
                 if id(node.variable) not in registered:
                     self.saw_tensor(node.variable)
                 continue
-            mark = notes_of(node).get(MARK)
+            mark: _Mark | None = notes_of(node).get(MARK)
             if mark is not None:
-                root, thread = mark[0](), mark[1]
+                root = mark.root()
+                passed |= mark.behind
                 if root is not None and id(root) not in self._here.roots.by_id:  # another thread called it
                     self._here.roots.add(root)
-                if root is not None and thread == threading.get_ident():
+                if root is not None and mark.thread == threading.get_ident():
                     continue  # what is upstream of its inputs is known here, and not what another thread has seen
             for following, _ in node.next_functions:
                 if following is not None and following not in seen:
                     seen.add(following)
                     found.append(following)
+        return passed
 
 
 def _has_numbers(optimizer: torch.optim.Optimizer) -> bool:

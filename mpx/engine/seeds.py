@@ -11,12 +11,23 @@ from torch._subclasses import FakeTensor
 from torch.autograd.graph import _engine_run_backward
 from torch.overrides import has_torch_function
 
+from mpx.engine.compiled import is_tracing
 from mpx.engine.gradients import is_one
 
 if TYPE_CHECKING:
     from torch.autograd.graph import GradientEdge
 
-__all__ = ["at_hand", "listed", "may_run_straight", "run_engine", "scaled_seeds", "seeds_of"]
+__all__ = [
+    "at_hand",
+    "is_loss",
+    "is_part_of_another",
+    "is_torchs_own",
+    "listed",
+    "nobody_looks",
+    "run_engine",
+    "scaled_seeds",
+    "seeds_of",
+]
 
 
 def listed(roots: Any) -> list[Any]:
@@ -31,6 +42,17 @@ def at_hand(given: Any) -> Any:
 
 def _is_alone(value: Tensor | GradientEdge | Sequence[Any]) -> bool:
     return isinstance(value, Tensor) or hasattr(value, "node")  # an edge of the graph
+
+
+def is_loss(root: Any) -> bool:
+    """Whether this is a tensor of one real number with a graph, which needs no seed; no subclass, no shape alone."""
+    return (
+        type(root) is Tensor
+        and root.requires_grad
+        and root.numel() == 1
+        and root.is_floating_point()
+        and not root.is_meta
+    )
 
 
 def seeds_of(roots: list[Any], given: Any) -> list[Tensor | None] | None:
@@ -70,24 +92,28 @@ def scaled_seeds(
     return tuple(scaled)
 
 
-def may_run_straight(backward: Callable[..., None], roots: list[Tensor]) -> bool:
-    """Whether `run_engine` does for roots without seeds and inputs all that `backward` would.
+def is_part_of_another(roots: list[Tensor]) -> bool:
+    """Whether a call is no pass of the script's: re-entrant checkpointing, `torch.func`, a compiler at its tracing."""
+    if torch._C._current_graph_task_id() != -1 or is_tracing():
+        return True
+    return any(map(torch._C._functorch.is_functorch_wrapped_tensor, roots))
 
-    Not if it is another tool's, would refuse the call, or is looked at by a subclass or a mode of the script's.
-    """
+
+def is_torchs_own(backward: Callable[..., None]) -> bool:
+    """Whether this is torch's `backward`, and not another tool's in its place."""
     code = getattr(backward, "__code__", None)
-    return (
-        code is not None
-        and code.co_filename == torch.autograd.__file__
-        and not has_torch_function(roots)
-        and not torch._C._are_functorch_transforms_active()
-    )
+    return code is not None and bool(code.co_filename == torch.autograd.__file__)
+
+
+def nobody_looks(roots: list[Tensor]) -> bool:
+    """Whether no subclass or mode of the script's looks at a pass, and no transform refuses it."""
+    return not has_torch_function(roots) and not torch._C._are_functorch_transforms_active()
 
 
 def run_engine(
     roots: list[Tensor], seeds: Sequence[Tensor | None], *, retain_graph: bool | None, create_graph: bool
 ) -> None:
-    """Do what `torch.autograd.backward` does for roots of one number each, whose seeds are known to fit.
+    """Do what `torch.autograd.backward` does for roots of one number each, whose seeds are known to fit, if any.
 
     To find that out takes torch 12 us, and 18 where a seed is given: a tenth of a small model's pass.
     """
