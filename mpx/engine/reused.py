@@ -63,6 +63,8 @@ class _Here(threading.local):
         self.seen: set[int] = set()  # ids of layers
         self.casts: dict[int, _Cast] = {}  # by id of the weight
         self.compared: dict[int, bool] = {}  # by id of the layer: whether its casts are compared in this call
+        # to compare them in: made anew for each use it leaves holes in the heap, between what the graph keeps
+        self.rooms: dict[tuple[torch.Size, torch.device], Tensor] = {}
 
 
 class ReusedWeights:
@@ -97,6 +99,7 @@ class ReusedWeights:
         if here.casts:
             here.casts.clear()
             here.compared.clear()
+            here.rooms.clear()
 
     def is_again(self, module: nn.Module) -> bool:
         """Whether this call uses a layer for the second time or more."""
@@ -160,13 +163,21 @@ class ReusedWeights:
         mark = weight._version, weight.data_ptr()
         kept = casts.get(key)
         if kept is not None and kept.mark == mark and kept.uses < MOST:
-            if not closely or _same(self._cast(weight.detach()), kept.half):
+            if not closely or self._is_still(weight, kept.half):
                 casts[key] = kept._replace(uses=kept.uses + 1)
                 return kept.half
             self._unseen.add(module)
         half = self._cast(weight)
         casts[key] = _Cast(weight, half, mark, 1)
         return half
+
+    @torch.no_grad()
+    def _is_still(self, weight: Tensor, half: Tensor) -> bool:
+        """Whether a copy holds what its weight does."""
+        rooms, kind = self._here.rooms, (half.shape, half.device)
+        if kind not in rooms:
+            rooms[kind] = torch.empty_like(half)
+        return torch.equal(rooms[kind].copy_(weight), half)
 
     def _looks_closely(self, module: nn.Module) -> bool:
         """Whether this is one of the first calls in which the layer is used again."""
@@ -176,11 +187,6 @@ class ReusedWeights:
             compared[key] = calls < COMPARED_CALLS
             self._calls[module] = calls + 1
         return compared[key]
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    with torch.no_grad():
-        return torch.equal(a, b)
 
 
 def _are_ours(modes: list[Any]) -> bool:
