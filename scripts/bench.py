@@ -24,7 +24,7 @@ ALL = ("mlp", "cnn", "gpt", "long_gpt", "lstm", "gru", "cell", "many", "gan", "a
 FEW = 2  # steps
 SLOW_MS = 500  # by hand, half kernels may take a hundred times as long as FP32 ones on a CPU
 STEPS = {
-    "mlp": 400, "gan": 100, "many": 10, "cnn": 20, "gpt": 40, "long_gpt": 6, "lstm": 30, "gru": 20, "cell": 10,
+    "mlp": 400, "gan": 400, "many": 10, "cnn": 20, "gpt": 40, "long_gpt": 6, "lstm": 30, "gru": 20, "cell": 10,
     "accumulation": 20,
 }  # fmt: skip
 

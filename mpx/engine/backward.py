@@ -147,9 +147,9 @@ class Backward:
             if not self._checks:
                 self._observe(run, roots)
             elif self._only_looks_at(roots):
-                self._look(run, roots, self._targets(roots, inputs, known=False))
+                self._look(run, roots, inputs)
             else:
-                leaves = self._targets(roots, inputs, known=True)
+                leaves = self._leaves.of(roots) if inputs is None else self._targets(inputs)
                 self._pass(run, roots, leaves, create_graph=create_graph)
             return None
 
@@ -187,16 +187,19 @@ class Backward:
             self._acts or self._flags.raised or self._ranks.exist() or roots[0].device.type in self._run_ahead
         )
 
-    def _look(self, run: Callable[[float], None], roots: list[Tensor], leaves: list[Tensor]) -> None:
+    def _look(self, run: Callable[[float], None], roots: list[Tensor], inputs: Any) -> None:
         """Run a pass that is only looked at."""
         site = caller_site()
         number, losses = _looked_at(roots)
+        leaves, elsewhere = self._leaves.shown_by(roots) if inputs is None else (self._targets(inputs), [])
         now = self._running.begin(1.0, leaves)
         try:
             with self._held(), self._around():
                 run(1.0)
         finally:
             self._running.end(now)
+        if elsewhere:
+            leaves += self._leaves.filled(elsewhere, leaves)
         filled = graded(leaves)
         finite = not any(read(non_finite_flags(losses))) if number is None else math.isfinite(number)
         if any(read(look(filled))):
@@ -371,9 +374,7 @@ class Backward:
 
         return of_insides(grad)
 
-    def _targets(self, roots: list[Tensor], inputs: Any, *, known: bool) -> list[Tensor]:
-        if inputs is None:
-            return self._leaves.of(roots, known=known)
+    def _targets(self, inputs: Any) -> list[Tensor]:
         given = inputs.values() if isinstance(inputs, dict) else listed(inputs)
         targets = [
             one if isinstance(one, Tensor) else getattr(getattr(one, "node", None), "variable", None)

@@ -7,8 +7,8 @@ adversarial inputs, learnable images, raw tensors. It stops at marks left on the
 C++ node, torch 2.13), so it does not pay for the size of a model; only the first calls of each module are surveyed in
 full, for tensors that a model uses and does not register. And what the script asks to keep by `retain_grad`.
 
-Where gradients are only looked at, models that the walk does not come by are left out: of the gradients of a GAN, each
-of its passes fills half.
+Where gradients are only looked at, models that the walk does not come by are left out, if their first and last
+parameter show that the pass left them alone: of the gradients of a GAN, each of its passes fills half.
 """
 
 from __future__ import annotations
@@ -81,6 +81,18 @@ class _Mark(NamedTuple):
     behind: Modules
 
 
+class _Elsewhere(NamedTuple):
+    """A module that a graph does not come by.
+
+    Attributes:
+        module: It.
+        ends: Its first and last parameter that train, each with its gradient before the pass, and the version of that.
+    """
+
+    module: nn.Module
+    ends: list[tuple[Tensor, Tensor | None, int | None]]
+
+
 class _Here(threading.local):
     """What one thread has seen: a pass must not touch the gradients of a model that another thread trains."""
 
@@ -89,6 +101,12 @@ class _Here(threading.local):
         self.optimizers: _Alive[torch.optim.Optimizer] = _Alive()
         self.others: dict[int, weakref.ref[Tensor]] = {}
         self.upstream = NONE  # what the inputs of the latest outermost call come from
+        # of roots, by id: their first and last parameter that train
+        self.ends: dict[int, list[weakref.ref[Tensor]]] = {}
+
+    def add_root(self, root: nn.Module) -> None:
+        self.roots.add(root)
+        self.ends[id(root)] = _ends_of(root)
 
 
 class Leaves:
@@ -99,9 +117,6 @@ class Leaves:
         self._optimizers: _Alive[torch.optim.Optimizer] = _Alive()
         self._surveys: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
         self._surveyed: _Alive[nn.Module] = _Alive()
-        self._beside: dict[
-            int, Modules
-        ] = {}  # what surveys came by that was not handed in; by id of the module
         self._here = _Here()
 
     def wrap_retain_grad(self, original: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
@@ -130,7 +145,7 @@ class Leaves:
             torch.is_grad_enabled() or any(parameter.requires_grad for parameter in root.parameters())
         ):
             self._roots.add(root)
-            self._here.roots.add(root)
+            self._here.add_root(root)
 
     def saw_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Remember what is upstream of the inputs of an outermost call with gradients."""
@@ -148,13 +163,10 @@ class Leaves:
             self._surveys[root] = number = self._surveys.get(root, 0) + 1
             if number == SURVEYED_CALLS:
                 self._surveyed.add(root)
-            passed = self._walk_from(
+            self._walk_from(
                 nodes, registered={id(p) for m in modules_of(root) for p in m._parameters.values()}
             )
-            if not passed <= self._here.upstream:
-                self._beside[id(root)] = self._beside.get(id(root), NONE) | passed
-        behind = self._here.upstream | self._beside.get(id(root), NONE) | {id(root)}
-        mark = _Mark(weakref.ref(root), threading.get_ident(), behind)
+        mark = _Mark(weakref.ref(root), threading.get_ident(), self._here.upstream | {id(root)})
         for node in nodes:
             notes_of(node)[MARK] = mark
 
@@ -185,31 +197,54 @@ class Leaves:
         """Return the outermost modules that are alive, in the order of their first call."""
         return self._roots.alive()
 
-    def of(self, roots: Iterable[Tensor], *, known: bool) -> list[Tensor]:
-        """Return every tensor whose `.grad` a backward pass from `roots` may change, each once.
-
-        Args:
-            roots: Of the graph.
-            known: Whether to include the parameters of all modules and optimizers that this thread has used, whatever
-                the graph shows.
-        """
-        passed = self._walk(roots)
+    def of(self, roots: Iterable[Tensor]) -> list[Tensor]:
+        """Return every tensor whose `.grad` a backward pass from `roots` may change, each once."""
+        self._walk(roots)
         here = self._here
-        modules = here.roots.alive()
-        found = _registered(modules if known else [one for one in modules if id(one) in passed])
-        if known:
-            for optimizer in here.optimizers.alive():
-                for group in optimizer.param_groups:
-                    for parameter in group["params"]:
-                        found[id(parameter)] = parameter
-        if here.others:
-            for key, reference in list(here.others.items()):
+        found = _registered(here.roots.alive())
+        for optimizer in here.optimizers.alive():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    found[id(parameter)] = parameter
+        self._add_others(found)
+        return list(found.values())
+
+    def shown_by(self, roots: Iterable[Tensor]) -> tuple[list[Tensor], list[_Elsewhere]]:
+        """Return those of them that the graph shows, and what `filled` is to be given when the pass is over."""
+        passed = self._walk(roots)
+        ends = self._here.ends
+        shown, elsewhere = [], []
+        for module in self._here.roots.alive():
+            if id(module) not in passed:
+                there = [leaf for one in ends[id(module)] if (leaf := one()) is not None]
+                if any(leaf.requires_grad for leaf in there):
+                    elsewhere.append(_Elsewhere(module, [(leaf, *_state(leaf)) for leaf in there]))
+                    continue
+            shown.append(module)
+        found = _registered(shown)
+        self._add_others(found)
+        return list(found.values()), elsewhere
+
+    def filled(self, elsewhere: list[_Elsewhere], shown: list[Tensor]) -> list[Tensor]:
+        """Return the parameters of modules that a pass has filled all the same; both are what `shown_by` returned."""
+        modules = [
+            one.module
+            for one in elsewhere
+            for leaf, grad, version in one.ends
+            if leaf.grad is not grad or _state(leaf)[1] != version
+        ]
+        known = set(map(id, shown)) if modules else set()
+        return [leaf for key, leaf in _registered(modules).items() if key not in known]
+
+    def _add_others(self, found: dict[int, Tensor]) -> None:
+        others = self._here.others
+        if others:
+            for key, reference in list(others.items()):
                 leaf = reference()
                 if leaf is None:
-                    del here.others[key]
+                    del others[key]
                 else:
                     found[key] = leaf
-        return list(found.values())
 
     def new_of(self, roots: Iterable[Tensor]) -> list[Tensor]:
         """Return the leaves of `roots` that were not seen before: of a pass in a pass, whose graph is no part of it."""
@@ -242,7 +277,7 @@ class Leaves:
                 root = mark.root()
                 passed |= mark.behind
                 if root is not None and id(root) not in self._here.roots.by_id:  # another thread called it
-                    self._here.roots.add(root)
+                    self._here.add_root(root)
                 if root is not None and mark.thread == threading.get_ident():
                     continue  # what is upstream of its inputs is known here, and not what another thread has seen
             for following, _ in node.next_functions:
@@ -259,6 +294,17 @@ def _has_numbers(optimizer: torch.optim.Optimizer) -> bool:
         for group in optimizer.param_groups
         for parameter in group["params"]
     )
+
+
+def _ends_of(root: nn.Module) -> list[weakref.ref[Tensor]]:
+    trainable = [parameter for parameter in _registered([root]).values() if parameter.requires_grad]
+    return [weakref.ref(trainable[place]) for place in (0, -1)] if trainable else []
+
+
+def _state(leaf: Tensor) -> tuple[Tensor | None, int | None]:
+    """Return the gradient of a leaf, and its version if it has one."""
+    grad = leaf.grad
+    return grad, None if grad is None or grad.is_inference() else grad._version
 
 
 def _registered(roots: Iterable[nn.Module]) -> dict[int, Tensor]:

@@ -112,6 +112,20 @@ def in_an_attribute(encoder):
     return forward
 
 
+def in_an_attribute_later_on(encoder):
+    """When nobody surveys the decoder any more; and of the encoder's parameters one has no part in it."""
+    decoder = Conditioned()
+    encoder.unused = nn.Linear(4, 4)
+    calls = []
+
+    def forward(x):
+        calls.append(encoder(x))
+        decoder.condition = calls[-1] if len(calls) > 2 else 0.0
+        return decoder(x) + (calls[-1] if len(calls) <= 2 else 0.0)
+
+    return forward
+
+
 def handed_on(encoder):
     stays = Stays()
     return lambda x: stays(encoder(x))
@@ -161,6 +175,7 @@ WAYS = [
     after_two_more,
     beside_a_plain_input,
     in_an_attribute,
+    in_an_attribute_later_on,
     handed_on,
     found_in_an_attribute,
     in_a_list,
