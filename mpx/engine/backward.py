@@ -37,6 +37,7 @@ from mpx.engine.seeds import (
     is_part_of_another,
     is_torchs_own,
     listed,
+    looked_at,
     nobody_looks,
     run_engine,
     scaled_seeds,
@@ -103,7 +104,8 @@ class Backward:
         self._run_ahead = {kind for kind, row in DEVICES.items() if row.fetch is not None}
         self._held, self._around, self._judged, self._report = held, around, judged, report
         self._checks, self._skips = checks, skips
-        self._acts = skips or scales.in_force  # on what a pass leaves, at whatever place
+        # nothing depends on what a pass leaves but the record, and that is known when it returns
+        self._only_looks = not (skips or scales.in_force or "cpu" in self._run_ahead)
         self._true_losses: Callable[[Sequence[Tensor]], tuple[Tensor, ...]] | None = None
 
     def stand_back(self, true_losses: Callable[[Sequence[Tensor]], tuple[Tensor, ...]]) -> None:
@@ -125,15 +127,19 @@ class Backward:
         ) -> None:
             roots: list[Any]
             seeds: list[Tensor | None] | None
-            if grad_tensors is None and inputs is None and is_loss(tensors):
+            alone = grad_tensors is None and inputs is None and is_loss(tensors)
+            if alone:
                 roots, seeds = [tensors], [None]
             else:  # whatever is given may be an iterator, which can be asked once
                 roots, grad_tensors, inputs = listed(tensors), at_hand(grad_tensors), at_hand(inputs)
                 seeds = seeds_of(roots, grad_tensors)
             if seeds is None or is_part_of_another(roots) or grad_variables is not None:
-                if self._checks:
-                    self._include(roots)
-                return original(roots, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
+                now = self._include(roots) if self._checks else None
+                if now is None or seeds is None or not now.hooks or is_one(now.scale):
+                    return original(roots, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
+                with now.of_a_hook():
+                    scaled = scaled_seeds(roots, seeds, now.scale)
+                    return original(tuple(roots), scaled, retain_graph, create_graph, inputs=inputs)
 
             straight = is_torchs and grad_tensors is None and inputs is None and nobody_looks(roots)
 
@@ -146,27 +152,30 @@ class Backward:
 
             if not self._checks:
                 self._observe(run, roots)
-            elif self._only_looks_at(roots):
-                self._look(run, roots, inputs)
+            elif alone and self._is_only_looked_at(tensors):
+                self._look(run, tensors)
             else:
-                leaves = self._leaves.of(roots) if inputs is None else self._targets(inputs)
-                self._pass(run, roots, leaves, create_graph=create_graph)
+                self._pass(run, roots, self._targets(roots, inputs), create_graph=create_graph)
             return None
 
         return backward
 
-    def _include(self, roots: list[Any]) -> None:
-        """Let the pass that runs make true what one inside it fills: re-entrant checkpointing hides leaves there."""
+    def _include(self, roots: list[Any]) -> RunningPass | None:
+        """Let the pass that runs, which is returned, make true what one inside it fills.
+
+        Re-entrant checkpointing hides leaves there, and so does a hook that differentiates what it was attached to.
+        """
         now = self._running.latest
-        if now is None or now.hooks or torch._C._current_graph_task_id() == -1:
-            return
-        tensors = [root for root in roots if isinstance(root, Tensor)]
+        if now is None or torch._C._current_graph_task_id() == -1:
+            return None
         known = {id(leaf) for leaf in now.leaves}
-        new = [leaf for leaf in self._leaves.new_of(tensors) if id(leaf) not in known]
+        found = self._leaves.new_of([root for root in roots if isinstance(root, Tensor)])
+        new = [leaf for leaf in found if id(leaf) not in known]
         if new:
             now.leaves += new
             if not is_one(now.scale):  # as `Earlier` does with those that are known when a pass begins
                 scale_({id(grad): grad for _, grad in graded(new)}.values(), now.scale)
+        return now
 
     def _observe(self, run: Callable[[float], None], roots: list[Tensor]) -> None:
         site = caller_site()
@@ -176,34 +185,30 @@ class Backward:
             run(1.0)
             self._deferred.observe(site, [loss.detach() for loss in seen], at_once=not self._defers())
             return
-        number, losses = _looked_at(seen)
+        number, losses = looked_at(seen)
         run(1.0)
         finite = not any(read(non_finite_flags(losses))) if number is None else math.isfinite(number)
         self._judged(Seen(site, 1.0, finite, number=number))
 
-    def _only_looks_at(self, roots: list[Tensor]) -> bool:
-        """Whether nothing depends on what a pass leaves but the record, and that is known when it returns."""
-        return not (
-            self._acts or self._flags.raised or self._ranks.exist() or roots[0].device.type in self._run_ahead
-        )
+    def _is_only_looked_at(self, loss: Tensor) -> bool:
+        return self._only_looks and loss.is_cpu and not self._flags.raised and not self._ranks.exist()
 
-    def _look(self, run: Callable[[float], None], roots: list[Tensor], inputs: Any) -> None:
-        """Run a pass that is only looked at."""
-        site = caller_site()
-        number, losses = _looked_at(roots)
-        leaves, elsewhere = self._leaves.shown_by(roots) if inputs is None else (self._targets(inputs), [])
+    def _look(self, run: Callable[[float], None], loss: Tensor) -> None:
+        """Run a pass that nobody scales, skips or shares, and look at what it leaves: most of `_pass` is for those."""
+        site, number = caller_site(), loss.item()
+        finite = math.isfinite(number)
+        leaves = self._leaves.of([loss])
         now = self._running.begin(1.0, leaves)
         try:
-            with self._held(), self._around():
-                run(1.0)
+            try:
+                with self._held(), self._around():
+                    run(1.0)
+            finally:
+                filled = graded(leaves)
+                if any(read(look(filled))):
+                    self._find_overflowed(filled, [], now, loss_finite=finite)
         finally:
             self._running.end(now)
-        if elsewhere:
-            leaves += self._leaves.filled(elsewhere, leaves)
-        filled = graded(leaves)
-        finite = not any(read(non_finite_flags(losses))) if number is None else math.isfinite(number)
-        if any(read(look(filled))):
-            self._find_overflowed(filled, [], now, loss_finite=finite)
         self._judged(Seen(site, 1.0, finite, tuple(now.overflowed), number=number))
 
     def _pass(
@@ -216,7 +221,7 @@ class Backward:
                 self._pass_ahead(run, site, roots, leaves)
                 return
         scale = self._presentable(self._scales.enter(site, roots[0]).scale)
-        number, losses = _looked_at(roots)
+        number, losses = looked_at(roots)
         flagged = self._flags.begin_pass(leaves) if self._flags.raised else []
         earlier = Earlier(leaves, scale, set_aside=create_graph, flagged=flagged)
         ranks = self._ranks if self._ranks.exist() else None
@@ -374,7 +379,9 @@ class Backward:
 
         return of_insides(grad)
 
-    def _targets(self, inputs: Any) -> list[Tensor]:
+    def _targets(self, roots: list[Tensor], inputs: Any) -> list[Tensor]:
+        if inputs is None:
+            return self._leaves.of(roots)
         given = inputs.values() if isinstance(inputs, dict) else listed(inputs)
         targets = [
             one if isinstance(one, Tensor) else getattr(getattr(one, "node", None), "variable", None)
@@ -384,12 +391,3 @@ class Backward:
         for target in found:
             self._leaves.saw_tensor(target)
         return found
-
-
-def _looked_at(losses: Sequence[Tensor]) -> tuple[float | None, tuple[Tensor, ...]]:
-    """Return the loss where it is one number, and reading it waits for no device; elsewhere the losses, detached."""
-    if len(losses) == 1:
-        (loss,) = losses
-        if loss.is_cpu and type(loss) is Tensor and loss.numel() == 1 and not loss.is_complex():
-            return loss.item(), ()
-    return None, tuple([loss.detach() for loss in losses])

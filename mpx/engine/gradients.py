@@ -28,6 +28,7 @@ __all__ = [
     "non_finite",
     "non_finite_flags",
     "read",
+    "rescale",
     "scale_",
     "unscale_",
     "where_not_finite",
@@ -93,6 +94,18 @@ def scale_(grads: Iterable[Tensor], factor: float | Tensor) -> None:
     """Multiply gradients in place; exact for a power of two."""
     for group in _grouped(grads):
         torch._foreach_mul_(group, factor)
+
+
+def rescale(leaves: Iterable[Tensor], factor: float | Tensor) -> None:
+    """Multiply the gradients of leaves: in place, if no graph could notice."""
+    if is_one(factor):
+        return
+    for leaf in leaves:
+        grad = leaf.grad
+        if grad is not None and grad.requires_grad:
+            leaf.grad = grad * factor
+        elif grad is not None:
+            scale_([grad], factor)
 
 
 def unscale_(grads: Iterable[Tensor], scale: float | Tensor) -> list[Tensor]:

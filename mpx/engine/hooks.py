@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mpx.engine.gradients import is_one, non_finite_flags, read, scale_, unscale_
+from mpx.engine.gradients import is_one, non_finite_flags, read, rescale, unscale_
 from mpx.engine.structure import map_tensors, tensors
 from mpx.engine.widened import inner
 
@@ -118,11 +118,14 @@ class Hooks:
                 if now is None or leaf.grad is None:
                     return hook(leaf)
                 true = self._make_true(leaf, leaf.grad, now)
-                returned = now.show(hook, leaf)
+                now.shown.append(leaf)
+                try:
+                    returned = now.show(hook, leaf)
+                finally:
+                    now.shown.pop()
                 if leaf.grad is not true:
                     now.replaced.append(true)
-                if leaf.grad is not None and not is_one(now.scale):
-                    _rescale(leaf, leaf.grad, now.scale)
+                rescale([leaf], now.scale)
                 return returned  # None, or torch says that it should be
 
             self.waits = True
@@ -214,10 +217,3 @@ class _Float32Hook(_Instead):
 
 def _listed(grads: Any) -> list[Any]:
     return [grads] if isinstance(grads, Tensor) else list(grads)
-
-
-def _rescale(leaf: Tensor, grad: Tensor, scale: float | Tensor) -> None:
-    if grad.requires_grad:
-        leaf.grad = grad * scale
-    else:
-        scale_([grad], scale)

@@ -7,8 +7,8 @@ adversarial inputs, learnable images, raw tensors. It stops at marks left on the
 C++ node, torch 2.13), so it does not pay for the size of a model; only the first calls of each module are surveyed in
 full, for tensors that a model uses and does not register. And what the script asks to keep by `retain_grad`.
 
-Where gradients are only looked at, models that the walk does not come by are left out, if their first and last
-parameter show that the pass left them alone: of the gradients of a GAN, each of its passes fills half.
+Where losses are scaled a mark holds the parameters that were there as well: between a call and its pass they may be
+replaced, their module may be gone, and `torch.func.functional_call` has lent them.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ __all__ = ["Leaves", "graded"]
 AccumulateGrad: type[Any] = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 Thing = TypeVar("Thing")
 
-Modules: TypeAlias = frozenset[int]  # by id
+Trees: TypeAlias = dict[int, list[Tensor]]  # the parameters of a module and all that is in it, by its id
 
 MARK = "mpx_outermost_output"
-NONE: Modules = frozenset()
 SURVEYED_CALLS = 2  # what a model uses without registering it is mostly there from the beginning
 
 
@@ -73,24 +72,12 @@ class _Mark(NamedTuple):
     Attributes:
         root: The module that was called.
         thread: Who called it.
-        behind: It, and all that its inputs come from.
+        trees: Of it, and of all that its inputs come from.
     """
 
     root: weakref.ref[nn.Module]
     thread: int
-    behind: Modules
-
-
-class _Elsewhere(NamedTuple):
-    """A module that a graph does not come by.
-
-    Attributes:
-        module: It.
-        ends: Its first and last parameter that train, each with its gradient before the pass, and the version of that.
-    """
-
-    module: nn.Module
-    ends: list[tuple[Tensor, Tensor | None, int | None]]
+    trees: Trees
 
 
 class _Here(threading.local):
@@ -100,19 +87,15 @@ class _Here(threading.local):
         self.roots: _Alive[nn.Module] = _Alive()
         self.optimizers: _Alive[torch.optim.Optimizer] = _Alive()
         self.others: dict[int, weakref.ref[Tensor]] = {}
-        self.upstream = NONE  # what the inputs of the latest outermost call come from
-        # of roots, by id: their first and last parameter that train
-        self.ends: dict[int, list[weakref.ref[Tensor]]] = {}
-
-    def add_root(self, root: nn.Module) -> None:
-        self.roots.add(root)
-        self.ends[id(root)] = _ends_of(root)
+        self.upstream: Trees = {}  # of what the inputs of the outermost call come from that runs
 
 
 class Leaves:
     """The leaves that this process has seen, by thread; everything is held weakly."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, scaled: bool) -> None:
+        """Know nothing yet; `scaled` says whether what is not found stays multiplied by a loss scale."""
+        self._scaled = scaled
         self._roots: _Alive[nn.Module] = _Alive()
         self._optimizers: _Alive[torch.optim.Optimizer] = _Alive()
         self._surveys: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
@@ -145,16 +128,17 @@ class Leaves:
             torch.is_grad_enabled() or any(parameter.requires_grad for parameter in root.parameters())
         ):
             self._roots.add(root)
-            self._here.add_root(root)
+            self._here.roots.add(root)
 
     def saw_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Remember what is upstream of the inputs of an outermost call with gradients."""
         found = args if len(args) == 1 and not kwargs and type(args[0]) is Tensor else tensors((args, kwargs))
         inputs = [tensor for tensor in found if tensor.requires_grad]
-        self._here.upstream = self._walk(inputs) if inputs else NONE
+        self._here.upstream = self._walk(inputs) if inputs else {}
 
     def saw_output(self, root: nn.Module, output: Any) -> None:
         """Mark the graph nodes at which a later walk may stop; at the first calls, survey what is behind them."""
+        upstream, self._here.upstream = self._here.upstream, {}
         found = (output,) if type(output) is Tensor else tensors(output)
         nodes = [node for tensor in found if (node := tensor.grad_fn) is not None]
         if not nodes:
@@ -166,7 +150,8 @@ class Leaves:
             self._walk_from(
                 nodes, registered={id(p) for m in modules_of(root) for p in m._parameters.values()}
             )
-        mark = _Mark(weakref.ref(root), threading.get_ident(), self._here.upstream | {id(root)})
+        trees = {**upstream, id(root): list(_registered([root]).values())} if self._scaled else {}
+        mark = _Mark(weakref.ref(root), threading.get_ident(), trees)
         for node in nodes:
             notes_of(node)[MARK] = mark
 
@@ -199,52 +184,23 @@ class Leaves:
 
     def of(self, roots: Iterable[Tensor]) -> list[Tensor]:
         """Return every tensor whose `.grad` a backward pass from `roots` may change, each once."""
-        self._walk(roots)
+        trees = self._walk(roots)
         here = self._here
         found = _registered(here.roots.alive())
+        for tree in trees.values():
+            found |= {id(leaf): leaf for leaf in tree}
         for optimizer in here.optimizers.alive():
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     found[id(parameter)] = parameter
-        self._add_others(found)
-        return list(found.values())
-
-    def shown_by(self, roots: Iterable[Tensor]) -> tuple[list[Tensor], list[_Elsewhere]]:
-        """Return those of them that the graph shows, and what `filled` is to be given when the pass is over."""
-        passed = self._walk(roots)
-        ends = self._here.ends
-        shown, elsewhere = [], []
-        for module in self._here.roots.alive():
-            if id(module) not in passed:
-                there = [leaf for one in ends[id(module)] if (leaf := one()) is not None]
-                if any(leaf.requires_grad for leaf in there):
-                    elsewhere.append(_Elsewhere(module, [(leaf, *_state(leaf)) for leaf in there]))
-                    continue
-            shown.append(module)
-        found = _registered(shown)
-        self._add_others(found)
-        return list(found.values()), elsewhere
-
-    def filled(self, elsewhere: list[_Elsewhere], shown: list[Tensor]) -> list[Tensor]:
-        """Return the parameters of modules that a pass has filled all the same; both are what `shown_by` returned."""
-        modules = [
-            one.module
-            for one in elsewhere
-            for leaf, grad, version in one.ends
-            if leaf.grad is not grad or _state(leaf)[1] != version
-        ]
-        known = set(map(id, shown)) if modules else set()
-        return [leaf for key, leaf in _registered(modules).items() if key not in known]
-
-    def _add_others(self, found: dict[int, Tensor]) -> None:
-        others = self._here.others
-        if others:
-            for key, reference in list(others.items()):
+        if here.others:
+            for key, reference in list(here.others.items()):
                 leaf = reference()
                 if leaf is None:
-                    del others[key]
+                    del here.others[key]
                 else:
                     found[key] = leaf
+        return list(found.values())
 
     def new_of(self, roots: Iterable[Tensor]) -> list[Tensor]:
         """Return the leaves of `roots` that were not seen before: of a pass in a pass, whose graph is no part of it."""
@@ -253,8 +209,8 @@ class Leaves:
         self._walk(roots)
         return [leaf for key in others.keys() - before if (leaf := others[key]()) is not None]
 
-    def _walk(self, roots: Iterable[Tensor]) -> Modules:
-        """Remember the leaves behind tensors, up to the next marks; return what is behind those."""
+    def _walk(self, roots: Iterable[Tensor]) -> Trees:
+        """Remember the leaves behind tensors, up to the next marks; return what those hold."""
         nodes = []
         for root in roots:
             node = root.grad_fn
@@ -264,8 +220,8 @@ class Leaves:
                 self.saw_tensor(root)
         return self._walk_from(nodes)
 
-    def _walk_from(self, nodes: list[Node], registered: Collection[int] = ()) -> Modules:
-        passed = NONE
+    def _walk_from(self, nodes: list[Node], registered: Collection[int] = ()) -> Trees:
+        trees: Trees = {}
         found, seen = list(nodes), set(nodes)
         for node in found:  # grows while it is walked
             if isinstance(node, AccumulateGrad):
@@ -275,16 +231,16 @@ class Leaves:
             mark: _Mark | None = notes_of(node).get(MARK)
             if mark is not None:
                 root = mark.root()
-                passed |= mark.behind
+                trees |= mark.trees
                 if root is not None and id(root) not in self._here.roots.by_id:  # another thread called it
-                    self._here.add_root(root)
+                    self._here.roots.add(root)
                 if root is not None and mark.thread == threading.get_ident():
                     continue  # what is upstream of its inputs is known here, and not what another thread has seen
             for following, _ in node.next_functions:
                 if following is not None and following not in seen:
                     seen.add(following)
                     found.append(following)
-        return passed
+        return trees
 
 
 def _has_numbers(optimizer: torch.optim.Optimizer) -> bool:
@@ -294,17 +250,6 @@ def _has_numbers(optimizer: torch.optim.Optimizer) -> bool:
         for group in optimizer.param_groups
         for parameter in group["params"]
     )
-
-
-def _ends_of(root: nn.Module) -> list[weakref.ref[Tensor]]:
-    trainable = [parameter for parameter in _registered([root]).values() if parameter.requires_grad]
-    return [weakref.ref(trainable[place]) for place in (0, -1)] if trainable else []
-
-
-def _state(leaf: Tensor) -> tuple[Tensor | None, int | None]:
-    """Return the gradient of a leaf, and its version if it has one."""
-    grad = leaf.grad
-    return grad, None if grad is None or grad.is_inference() else grad._version
 
 
 def _registered(roots: Iterable[nn.Module]) -> dict[int, Tensor]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from mpx.engine.gradients import rescale
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from torch import Tensor
@@ -21,23 +24,37 @@ class RunningPass:
         scale: What its gradients are multiplied by; a tensor where only the device knows it.
         thread: Who asked for it.
         leaves: Those whose gradients it may fill.
-        hooks: How many hooks of the script run in it: what they differentiate is true already.
+        hooks: How many hooks of the script run in it: what they are shown is true already.
+        shown: Leaves whose gradient is true for as long, as a hook was given them.
         overflowed: Leaves of which a hook saw it before the end: the hook may have used their gradients up.
         replaced: Gradients that a hook saw, true, and then put away: nobody is to make them true again.
         bad: Leaves whose gradient was not finite at the end.
         zeroed: Whether gradients that no optimizer steps were zeroed, as something had overflowed.
     """
 
-    __slots__ = ("bad", "hooks", "leaves", "overflowed", "replaced", "scale", "thread", "zeroed")
+    __slots__ = ("bad", "hooks", "leaves", "overflowed", "replaced", "scale", "shown", "thread", "zeroed")
 
     def __init__(self, scale: float | Tensor, leaves: list[Tensor]) -> None:
         self.scale, self.leaves = scale, leaves
         self.hooks = 0
+        self.shown: list[Tensor] = []
         self.thread = threading.get_ident()
         self.overflowed: list[Tensor] = []
         self.replaced: list[Tensor] = []
         self.bad: list[Tensor] = []
         self.zeroed = False
+
+    @contextmanager
+    def of_a_hook(self) -> Iterator[None]:
+        """A hook of the script runs a pass of its own: at the scale of this one, which makes true what both leave."""
+        hooks, self.hooks = self.hooks, 0
+        shown, self.shown = self.shown, []
+        rescale(shown, self.scale)
+        try:
+            yield
+        finally:
+            rescale(shown, 1.0 / self.scale)
+            self.hooks, self.shown = hooks, shown
 
     def show(self, hook: Callable[..., Any], *true: Any) -> Any:
         """Call a hook of the script with what is true."""

@@ -23,6 +23,7 @@ __all__ = [
     "is_part_of_another",
     "is_torchs_own",
     "listed",
+    "looked_at",
     "nobody_looks",
     "run_engine",
     "scaled_seeds",
@@ -73,6 +74,15 @@ def seeds_of(roots: list[Any], given: Any) -> list[Tensor | None] | None:
         ):
             return None
     return seeds
+
+
+def looked_at(losses: Sequence[Tensor]) -> tuple[float | None, tuple[Tensor, ...]]:
+    """Return the loss where it is one number, and reading it waits for no device; elsewhere the losses, detached."""
+    if len(losses) == 1:
+        (loss,) = losses
+        if loss.is_cpu and type(loss) is Tensor and loss.numel() == 1 and not loss.is_complex():
+            return loss.item(), ()
+    return None, tuple([loss.detach() for loss in losses])
 
 
 def scaled_seeds(

@@ -88,7 +88,7 @@ class Session:
             if policy.master_weights
             else None
         )
-        self.leaves: Leaves = Leaves()
+        self.leaves: Leaves = Leaves(scaled=policy.loss_scale.mode != "none")
         self._flags = Flags()
         self._names = Names(self.leaves)
         self._statistics = StatisticsGuard()

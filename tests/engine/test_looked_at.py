@@ -126,6 +126,59 @@ def in_an_attribute_later_on(encoder):
     return forward
 
 
+def by_a_wrapper_that_is_gone(encoder):
+    middle, decoder = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(x):
+        wrapped = nn.Sequential(encoder, middle)
+        return decoder(wrapped(x))
+
+    return forward
+
+
+def replaced_before_the_pass(encoder):
+    model = nn.Sequential(encoder, nn.Linear(4, 4))
+
+    def forward(x):
+        model[0] = encoder
+        output = model(x)
+        model[0] = nn.Identity()
+        return output
+
+    return forward
+
+
+def by_a_hook(encoder):
+    decoder = nn.Linear(4, 4)
+
+    def forward(x):
+        hidden = encoder(x)
+        cut = hidden.detach().requires_grad_()
+        cut.register_hook(hidden.backward)
+        return decoder(cut)
+
+    return forward
+
+
+def with_parameters_of_its_own(encoder):
+    """What trains is not in the model."""
+    own = dict(encoder.named_parameters())
+    model = Encoder()
+    return lambda x: torch.func.functional_call(model, own, (x,))
+
+
+def in_a_list_later_on(encoder):
+    experts, calls = [Encoder(), Encoder(), Encoder(), encoder], []
+
+    def forward(x):
+        calls.append(len(calls))
+        model.inner[0] = experts[min(len(calls), len(experts)) - 1]
+        return model(x) + (0.0 if model.inner[0] is encoder else encoder(x))
+
+    model = Hidden(None)
+    return forward
+
+
 def handed_on(encoder):
     stays = Stays()
     return lambda x: stays(encoder(x))
@@ -176,6 +229,11 @@ WAYS = [
     beside_a_plain_input,
     in_an_attribute,
     in_an_attribute_later_on,
+    by_a_wrapper_that_is_gone,
+    replaced_before_the_pass,
+    with_parameters_of_its_own,
+    in_a_list_later_on,
+    by_a_hook,
     handed_on,
     found_in_an_attribute,
     in_a_list,
@@ -197,9 +255,9 @@ def off(monkeypatch):
 def test_it_is_told_however_the_model_was_reached(at_level, monkeypatch, level, way):
     torch.manual_seed(0)
     encoder = Encoder()
-    optimizer = torch.optim.SGD(encoder.parameters(), lr=0.1)
     x = torch.randn(3, 4)
     with at_level(level) as recorded:
+        optimizer = torch.optim.SGD(encoder.parameters(), lr=0.1)
         forward = way(encoder)
         other = nn.Linear(4, 4)
         for step in range(1, STEPS + 1):
@@ -215,16 +273,39 @@ def test_it_is_told_however_the_model_was_reached(at_level, monkeypatch, level, 
 
 
 @pytest.mark.parametrize("level", ["O1-bf16", "O2-bf16"])
-def test_what_a_pass_left_is_not_told_again_of_another_models_pass(at_level, level):
+def test_it_is_told_of_a_pass_that_raises_with_the_next_one_in_its_window(at_level, monkeypatch, level):
+    """A clean pass that adds to what a failed one left is not to blame."""
+
+    class Raises(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            raise RuntimeError("out of memory")
+
     torch.manual_seed(0)
-    one, other, x = nn.Linear(4, 4), nn.Linear(4, 4), torch.randn(3, 4)
+    first, encoder, x = nn.Linear(4, 4), Encoder(), torch.randn(3, 4)
     with at_level(level) as recorded:
-        for _ in range(STEPS):
-            one(x).sum().backward()
-            other(x).sum().backward()
-        one.weight.grad.fill_(torch.inf)  # by the script, after its pass
-        other(x).sum().backward()
+        monkeypatch.setattr(Switch, "on", True)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            encoder(Raises.apply(first(x))).sum().backward()
+        assert not encoder.first.weight.grad.isfinite().all()
+        monkeypatch.setattr(Switch, "on", False)
+        encoder(x).sum().backward()
         assert not recorded.of("overflow")
-        one(x).sum().backward()
-        (event,) = recorded.of("overflow")
-        assert event["backward"] == 2 * STEPS + 2
+        assert recorded.summary["backwards"] == 1
+
+
+def test_a_loss_of_a_subclass_is_recorded(at_level):
+    class Loss(torch.Tensor):
+        pass
+
+    model = nn.Linear(4, 1)
+    with at_level("O1-bf16") as recorded:
+        for _ in range(STEPS):
+            model(torch.ones(1, 4)).sum().as_subclass(Loss).backward()
+        ((curve,),) = (recorded.summary["losses"],)
+        assert curve["backward"] == list(range(1, STEPS + 1))
+        assert curve["value"] == pytest.approx([model(torch.ones(1, 4)).item()] * STEPS, rel=0.01)

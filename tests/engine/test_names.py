@@ -21,7 +21,7 @@ def script(monkeypatch):
 
 @pytest.fixture
 def leaves():
-    return Leaves()
+    return Leaves(scaled=True)
 
 
 @pytest.fixture

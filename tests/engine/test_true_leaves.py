@@ -98,6 +98,66 @@ def a_root_that_is_gone():
 
 
 @case
+def a_root_upstream_that_is_gone():
+    """As before, behind a module that is still there."""
+    parts, head = list(perceptron()), nn.Linear(4, 4)
+    x, y = batch()
+    F.cross_entropy(head(nn.Sequential(*parts)(x)), y).backward()
+    return [*grads_of(nn.Sequential(*parts)), *grads_of(head)]
+
+
+@case
+def a_part_that_is_replaced_before_the_pass():
+    model = perceptron()
+    first, x, y = model[0], *batch()
+    loss = F.cross_entropy(model(x), y)
+    model[0] = nn.Identity()
+    loss.backward()
+    return grads_of(first)
+
+
+@case
+def parameters_that_a_model_is_lent():
+    model = perceptron()
+    lent = {name: parameter.detach().clone().requires_grad_() for name, parameter in model.named_parameters()}
+    for seed in (1, 2, 3):
+        x, y = batch(seed)
+        F.cross_entropy(torch.func.functional_call(model, lent, (x,)), y).backward()
+    return [parameter.grad for parameter in lent.values()]
+
+
+@case
+def a_pass_in_a_hook():
+    """The gradient of a later part comes to an earlier one by the script's hand (as where activations are cached)."""
+    model, head = perceptron(), nn.Linear(4, 4)
+    x, y = batch()
+    for _ in range(2):
+        hidden = model(x)
+        cut = hidden.detach().requires_grad_()
+        cut.register_hook(hidden.backward)
+        F.cross_entropy(head(cut), y).backward()
+    return [*grads_of(model), *grads_of(head)]
+
+
+@case
+def a_pass_in_the_hook_of_a_leaf_that_it_adds_to():
+    model, other = perceptron(), nn.Linear(8, 4)
+    x, y = batch()
+    running = []
+
+    def more(leaf):
+        if not running:
+            running.append(leaf)
+            with torch.enable_grad():
+                F.cross_entropy(other(x) + leaf, y).backward()
+            running.pop()
+
+    model[2].bias.register_post_accumulate_grad_hook(more)
+    F.cross_entropy(model(x), y).backward()
+    return [*grads_of(model), *grads_of(other)]
+
+
+@case
 def sparse_gradients():
     torch.manual_seed(0)
     table, head = nn.Embedding(10, 8, sparse=True), nn.Linear(8, 4)
