@@ -135,7 +135,8 @@ class Backward:
                 seeds = seeds_of(roots, grad_tensors)
             if seeds is None or is_part_of_another(roots) or grad_variables is not None:
                 now = self._include(roots) if self._checks else None
-                if now is None or seeds is None or not now.hooks or is_one(now.scale):
+                of_a_hook = now is not None and now.hooks and not is_one(now.scale)
+                if now is None or not of_a_hook or seeds is None or grad_variables is not None:
                     return original(roots, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
                 with now.of_a_hook():
                     scaled = scaled_seeds(roots, seeds, now.scale)
