@@ -7,15 +7,15 @@ adversarial inputs, learnable images, raw tensors. It stops at marks left on the
 C++ node, torch 2.13), so it does not pay for the size of a model; only the first calls of each module are surveyed in
 full, for tensors that a model uses and does not register. And what the script asks to keep by `retain_grad`.
 
-Where losses are scaled a mark holds the parameters that were there as well: between a call and its pass they may be
-replaced, their module may be gone, and `torch.func.functional_call` has lent them.
+Where losses are scaled, the parameters that were there when a call ended are remembered as well: until its pass they
+may be replaced, their module may be gone, and `torch.func.functional_call` has only lent them.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +33,6 @@ __all__ = ["Leaves", "graded"]
 
 AccumulateGrad: type[Any] = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 Thing = TypeVar("Thing")
-
-Trees: TypeAlias = dict[int, list[Tensor]]  # the parameters of a module and all that is in it, by its id
 
 MARK = "mpx_outermost_output"
 SURVEYED_CALLS = 2  # what a model uses without registering it is mostly there from the beginning
@@ -66,20 +64,6 @@ class _Alive(Generic[Thing]):
         return [thing for one in list(self.by_id.values()) if (thing := one()) is not None]
 
 
-class _Mark(NamedTuple):
-    """Left on the graph at an output of an outermost call.
-
-    Attributes:
-        root: The module that was called.
-        thread: Who called it.
-        trees: Of it, and of all that its inputs come from.
-    """
-
-    root: weakref.ref[nn.Module]
-    thread: int
-    trees: Trees
-
-
 class _Here(threading.local):
     """What one thread has seen: a pass must not touch the gradients of a model that another thread trains."""
 
@@ -87,7 +71,6 @@ class _Here(threading.local):
         self.roots: _Alive[nn.Module] = _Alive()
         self.optimizers: _Alive[torch.optim.Optimizer] = _Alive()
         self.others: dict[int, weakref.ref[Tensor]] = {}
-        self.upstream: Trees = {}  # of what the inputs of the outermost call come from that runs
 
 
 class Leaves:
@@ -132,13 +115,16 @@ class Leaves:
 
     def saw_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Remember what is upstream of the inputs of an outermost call with gradients."""
-        found = args if len(args) == 1 and not kwargs and type(args[0]) is Tensor else tensors((args, kwargs))
-        inputs = [tensor for tensor in found if tensor.requires_grad]
-        self._here.upstream = self._walk(inputs) if inputs else {}
+        if len(args) == 1 and not kwargs and type(args[0]) is Tensor:  # mostly so
+            if args[0].requires_grad:
+                self._walk(args)
+            return
+        inputs = [t for t in tensors((args, kwargs)) if t.requires_grad]
+        if inputs:
+            self._walk(inputs)
 
     def saw_output(self, root: nn.Module, output: Any) -> None:
         """Mark the graph nodes at which a later walk may stop; at the first calls, survey what is behind them."""
-        upstream, self._here.upstream = self._here.upstream, {}
         found = (output,) if type(output) is Tensor else tensors(output)
         nodes = [node for tensor in found if (node := tensor.grad_fn) is not None]
         if not nodes:
@@ -150,8 +136,10 @@ class Leaves:
             self._walk_from(
                 nodes, registered={id(p) for m in modules_of(root) for p in m._parameters.values()}
             )
-        trees = {**upstream, id(root): list(_registered([root]).values())} if self._scaled else {}
-        mark = _Mark(weakref.ref(root), threading.get_ident(), trees)
+        if self._scaled:
+            for parameter in _registered([root]).values():
+                self.saw_tensor(parameter)
+        mark = weakref.ref(root), threading.get_ident()
         for node in nodes:
             notes_of(node)[MARK] = mark
 
@@ -184,11 +172,9 @@ class Leaves:
 
     def of(self, roots: Iterable[Tensor]) -> list[Tensor]:
         """Return every tensor whose `.grad` a backward pass from `roots` may change, each once."""
-        trees = self._walk(roots)
+        self._walk(roots)
         here = self._here
         found = _registered(here.roots.alive())
-        for tree in trees.values():
-            found |= {id(leaf): leaf for leaf in tree}
         for optimizer in here.optimizers.alive():
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -209,8 +195,7 @@ class Leaves:
         self._walk(roots)
         return [leaf for key in others.keys() - before if (leaf := others[key]()) is not None]
 
-    def _walk(self, roots: Iterable[Tensor]) -> Trees:
-        """Remember the leaves behind tensors, up to the next marks; return what those hold."""
+    def _walk(self, roots: Iterable[Tensor]) -> None:
         nodes = []
         for root in roots:
             node = root.grad_fn
@@ -218,29 +203,26 @@ class Leaves:
                 nodes.append(node)
             elif root.requires_grad:
                 self.saw_tensor(root)
-        return self._walk_from(nodes)
+        self._walk_from(nodes)
 
-    def _walk_from(self, nodes: list[Node], registered: Collection[int] = ()) -> Trees:
-        trees: Trees = {}
+    def _walk_from(self, nodes: list[Node], registered: Collection[int] = ()) -> None:
         found, seen = list(nodes), set(nodes)
         for node in found:  # grows while it is walked
             if isinstance(node, AccumulateGrad):
                 if id(node.variable) not in registered:
                     self.saw_tensor(node.variable)
                 continue
-            mark: _Mark | None = notes_of(node).get(MARK)
+            mark = notes_of(node).get(MARK)
             if mark is not None:
-                root = mark.root()
-                trees |= mark.trees
+                root, thread = mark[0](), mark[1]
                 if root is not None and id(root) not in self._here.roots.by_id:  # another thread called it
                     self._here.roots.add(root)
-                if root is not None and mark.thread == threading.get_ident():
+                if root is not None and thread == threading.get_ident():
                     continue  # what is upstream of its inputs is known here, and not what another thread has seen
             for following, _ in node.next_functions:
                 if following is not None and following not in seen:
                     seen.add(following)
                     found.append(following)
-        return trees
 
 
 def _has_numbers(optimizer: torch.optim.Optimizer) -> bool:

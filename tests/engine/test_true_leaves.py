@@ -126,6 +126,42 @@ def parameters_that_a_model_is_lent():
     return [parameter.grad for parameter in lent.values()]
 
 
+class Conditioned(nn.Module):
+    """Adds what somebody has put into an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(8, 4)
+        self.condition = 0.0
+
+    def forward(self, x):
+        return self.last(x) + self.condition
+
+
+@case
+def lent_parameters_behind_an_attribute():
+    model, head = perceptron(), Conditioned()
+    lent = {name: parameter.detach().clone().requires_grad_() for name, parameter in model.named_parameters()}
+    for seed in (1, 2, 3, 4):
+        x, y = batch(seed)
+        head.condition = torch.func.functional_call(model, lent, (x,))
+        F.cross_entropy(head(x), y).backward()
+    return [*(parameter.grad for parameter in lent.values()), *grads_of(head)]
+
+
+@case
+def lent_parameters_behind_a_hook():
+    model, head = perceptron(), nn.Linear(4, 4)
+    lent = {name: parameter.detach().clone().requires_grad_() for name, parameter in model.named_parameters()}
+    for seed in (1, 2):
+        x, y = batch(seed)
+        hidden = torch.func.functional_call(model, lent, (x,))
+        cut = hidden.detach().requires_grad_()
+        cut.register_hook(hidden.backward)
+        F.cross_entropy(head(cut), y).backward()
+    return [*(parameter.grad for parameter in lent.values()), *grads_of(head)]
+
+
 @case
 def a_pass_in_a_hook():
     """The gradient of a later part comes to an earlier one by the script's hand (as where activations are cached)."""
