@@ -18,7 +18,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch._subclasses import FakeTensor
 
 from mpx.engine.structure import modules_of, tensors
@@ -136,7 +136,8 @@ class Leaves:
             self._walk_from(
                 nodes, registered={id(p) for m in modules_of(root) for p in m._parameters.values()}
             )
-        if self._scaled:
+        # not beside other ranks: what FSDP gathers for a call looks like a parameter there, and is nobody's leaf
+        if self._scaled and not (distributed.is_available() and distributed.is_initialized()):
             for parameter in _registered([root]).values():
                 self.saw_tensor(parameter)
         mark = weakref.ref(root), threading.get_ident()
