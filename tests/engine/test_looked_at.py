@@ -273,8 +273,8 @@ def test_it_is_told_however_the_model_was_reached(at_level, monkeypatch, level, 
 
 
 @pytest.mark.parametrize("level", ["O1-bf16", "O2-bf16"])
-def test_it_is_told_of_a_pass_that_raises_with_the_next_one_in_its_window(at_level, monkeypatch, level):
-    """A clean pass that adds to what a failed one left is not to blame."""
+def test_a_clean_pass_is_not_blamed_for_what_a_failed_one_left(at_level, monkeypatch, level):
+    """It adds to infinities, in the same window."""
 
     class Raises(torch.autograd.Function):
         @staticmethod
