@@ -30,8 +30,7 @@ for _ in range(10):
     step()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-# A block that glibc maps from the kernel, and gives back when it is freed, unless it is told to keep such blocks.
-MAPPED = """
+HEAP = """
 import ctypes
 import torch
 
@@ -43,10 +42,20 @@ libc = ctypes.CDLL(None)
 libc.mallinfo2.restype = Info
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 torch.ones(2, requires_grad=True).sum().backward()
+"""
+# A block that glibc maps from the kernel, and gives back when it is freed, unless it is told to keep such blocks.
+MAPPED = f"""{HEAP}
 before = libc.mallinfo2().hblks
 block = libc.malloc(ctypes.c_size_t(31 * 2**20))
 print(libc.mallinfo2().hblks - before)
 libc.free(block)
+"""
+# More free blocks of a small size than glibc keeps of each for a thread: the others are in its fast bins, if it has any.
+SMALL = f"""{HEAP}
+blocks = [libc.malloc(ctypes.c_size_t(100)) for _ in range(50)]
+for block in blocks:
+    libc.free(block)
+print(libc.mallinfo2().smblks)
 """
 PAGES = 10 * 60 * 2_500_000 // 4096  # that are written between the two counts
 SELDOM = ("--set", "flush_interval_s=1000")
@@ -65,6 +74,12 @@ def test_a_step_under_mpx_uses_the_memory_of_the_one_before(shell, level):
 
 def maps(outcome):
     return bool(int(outcome.stdout))
+
+
+def test_from_the_first_pass_on_small_blocks_lie_in_no_bin_that_large_ones_dissolve(shell):
+    script = shell.script("blocks.py", SMALL)
+    assert int(shell.python(script).stdout) > 0
+    assert int(shell.mpx("-qq", "-O", "O1", script).stdout) == 0
 
 
 def test_from_the_first_pass_on_large_blocks_are_kept(shell):
