@@ -6,6 +6,9 @@ ratio, and the median of the rounds is printed with their range. Single absolute
 and are kept in the JSON only.
 
     python scripts/bench.py --workloads gpt,cnn --rounds 5 --json bench.json
+    python scripts/bench.py --workloads mlp --phases            # where the time of a step goes, in microseconds
+
+At the end it says how long the command takes to start (`bench_start_up.py`).
 """
 
 import argparse
@@ -19,9 +22,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from bench_start_up import print_start_up
+
 WORKLOADS = Path(__file__).parent / "bench_workloads.py"
 ALL = ("mlp", "cnn", "gpt", "long_gpt", "lstm", "gru", "cell", "many", "gan", "accumulation")
 FEW = 2  # steps
+PHASED = 5  # times as many steps as else, for a percentile of each part
 SLOW_MS = 500  # by hand, half kernels may take a hundred times as long as FP32 ones on a CPU
 STEPS = {
     "mlp": 400, "gan": 400, "many": 10, "cnn": 20, "gpt": 40, "long_gpt": 6, "lstm": 30, "gru": 20, "cell": 10,
@@ -39,14 +45,14 @@ def spelling(name: str, workload: str, steps: int, out: str) -> list[str]:
     return [sys.executable, "-m", "mpx", "run", "-qq", "--out", out, "--opt-level", name, *script]
 
 
-def measure(name: str, workload: str, steps: int, threads: int) -> dict[str, Any] | None:
-    """Run one process; return its median step in milliseconds and its peak memory in MiB.
+def run(name: str, workload: str, steps: int, threads: int, *options: str) -> dict[str, Any] | None:
+    """Run one process and return what it measured.
 
     None where torch.amp by hand fails, as it does where a device has no half kernel for an op of the workload.
     """
     with tempfile.TemporaryDirectory() as folder:
         finished = subprocess.run(
-            spelling(name, workload, steps, str(Path(folder) / "run")),
+            [*spelling(name, workload, steps, str(Path(folder) / "run")), *options],
             env={**os.environ, "OMP_NUM_THREADS": str(threads)},
             capture_output=True,
             text=True,
@@ -56,7 +62,15 @@ def measure(name: str, workload: str, steps: int, threads: int) -> dict[str, Any
         if name.startswith("hand-"):
             return None
         sys.exit(f"{workload} as {name} failed with exit code {finished.returncode}\n{finished.stderr}")
-    figures = json.loads(finished.stdout.splitlines()[-1])
+    figures: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
+    return figures
+
+
+def measure(name: str, workload: str, steps: int, threads: int) -> dict[str, Any] | None:
+    """Return the median step of one process in milliseconds and its peak memory in MiB."""
+    figures = run(name, workload, steps, threads)
+    if figures is None:
+        return None
     return {"step_ms": statistics.median(figures["step_ms"]), "peak_mib": figures["peak_mib"]}
 
 
@@ -87,24 +101,10 @@ def take_turns(names: list[str], workload: str, rounds: int, threads: int) -> li
     ]
 
 
-def main() -> None:
-    """Run the pairs and print a table of ratios."""
-    parser = argparse.ArgumentParser(description="Ratios of step time and memory, measured side by side.")
-    parser.add_argument("--workloads", default=",".join(ALL))
-    parser.add_argument("--levels", default="O0,O1,O2,O1-bf16,O2-bf16")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    levels = args.levels.split(",")
-    by_hand = sorted({reference(level) for level in levels if level != "O0"})
-    names = ["plain", *by_hand, *levels]
-    result: dict[str, Any] = {
-        "machine": platform.processor() or platform.machine(),
-        "threads": args.threads,
-        "rows": [],
-    }
-    print(f"{'workload':14}{'spelling':15}{'step / plain':>24}{'step / by hand':>24}{'memory / by hand':>20}")
+def print_ratios(names: list[str], levels: list[str], args: argparse.Namespace) -> dict[str, Any]:
+    """Print a table of ratios as it is measured, and return it with what was measured."""
+    result: dict[str, Any] = {"rows": [], "rounds": {}}
+    print(f"{'workload':14}{'spelling':15}{'step / plain':>24}{'step / by hand':>24}{'memory / by hand':>24}")
     for workload in args.workloads.split(","):
         rounds = take_turns(names, workload, args.rounds, args.threads)
         for name in names[1:]:
@@ -123,7 +123,55 @@ def main() -> None:
                 + "".join(_cell(row.get(key)) for key in ("plain", "by_hand", "memory")),
                 flush=True,
             )
-        result.setdefault("rounds", {})[workload] = rounds
+        result["rounds"][workload] = rounds
+    return result
+
+
+def print_phases(names: list[str], args: argparse.Namespace) -> dict[str, Any]:
+    """Print and return the microseconds of each part of a step: of all rounds the one with the least sum."""
+    result: dict[str, Any] = {}
+    for workload in args.workloads.split(","):
+        found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+        for _ in range(args.rounds):
+            for name in names:
+                figures = run(name, workload, PHASED * STEPS[workload], args.threads, "--phases")
+                found[name] += [] if figures is None else [figures["phases_us"]]
+        least = {name: min(of, key=lambda one: sum(one.values())) for name, of in found.items() if of}
+        result[workload] = least
+        phases = [*least["plain"]]
+        print(f"{workload:14}" + "".join(f"{phase:>11}" for phase in [*phases, "sum", "of plain"]))
+        for name, of in least.items():
+            total = sum(of.values())
+            cells = "".join(f"{of[phase]:11.0f}" for phase in phases)
+            print(f"{name:14}{cells}{total:11.0f}{total / sum(least['plain'].values()):11.2f}", flush=True)
+    return result
+
+
+def main() -> None:
+    """Run the processes and print what they say."""
+    parser = argparse.ArgumentParser(description="Ratios of step time and memory, measured side by side.")
+    parser.add_argument("--workloads", default=",".join(ALL))
+    parser.add_argument("--levels", default="O0,O1,O2,O1-bf16,O2-bf16")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--phases",
+        action="store_true",
+        help="microseconds of the parts of a step of mlp, accumulation, gan, ...",
+    )
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    levels = args.levels.split(",")
+    names = ["plain", *sorted({reference(level) for level in levels if level != "O0"}), *levels]
+    result: dict[str, Any] = {
+        "machine": platform.processor() or platform.machine(),
+        "threads": args.threads,
+    }
+    if args.phases:
+        result["phases_us"] = print_phases(names, args)
+    else:
+        result |= print_ratios(names, levels, args)
+        result["start_up_ms"] = print_start_up(args.rounds, args.threads)
     if args.json:
         args.json.write_text(json.dumps(result, indent=2) + "\n")
 
