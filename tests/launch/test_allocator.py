@@ -50,7 +50,7 @@ block = libc.malloc(ctypes.c_size_t(31 * 2**20))
 print(libc.mallinfo2().hblks - before)
 libc.free(block)
 """
-# More free blocks of a small size than glibc keeps of each for a thread: the others are in its fast bins, if it has any.
+# More free blocks of a small size than glibc keeps for each thread: the others are in its fast bins, if it has any.
 SMALL = f"""{HEAP}
 blocks = [libc.malloc(ctypes.c_size_t(100)) for _ in range(50)]
 for block in blocks:
