@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +12,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpx.engine.devices import DEVICES
-from mpx.engine.reroutes import matrix_product, pieces
+from mpx.engine.reroutes import matrix_product, pieces, rooms
 
 from .reroute_cases import HALF, UNABLE
 
@@ -98,6 +102,112 @@ def test_the_gradient_of_a_weight_is_summed_in_float32_over_the_pieces(region):
     F.linear(x, weight, bias).backward(torch.ones(4096, 16).to(HALF))
     assert weight.grad.eq(4096).all()
     assert bias.grad.eq(4096).all()
+
+
+# ------------------------------------------------------------------ FP32 matrices of pieces are written into kept rooms
+
+MATRICES = [name for name in CALLS if name not in ("bmm", "attention")]
+
+
+@pytest.fixture
+def rooms_of_a_test(monkeypatch):
+    """Nobody has asked for a room before."""
+    monkeypatch.setattr(rooms, "_here", rooms._Here())
+    return rooms._here
+
+
+def allocated(run: Callable[[], object]) -> int:
+    """Return how many bytes of tensors `run` takes from the heap, given back or not."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        run()
+    return sum(max(0, event.self_cpu_memory_usage) for event in profiled.events())
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_a_product_takes_no_float32_matrix_from_the_heap(name, region, rooms_of_a_test):
+    x, weight = operands()
+    grad = torch.ones_like(CALLS[name](x, weight))
+
+    def run() -> None:
+        CALLS[name](x, weight).backward(grad)
+
+    run()
+    # half: the result, once more where it is transposed, and gradients, which are cut and added to those of before;
+    # the FP32 faces of all operands and results, of three products, would be four times as much
+    half = 2 * (2 * grad.numel() + 2 * x.numel() + 2 * weight.numel())
+    assert allocated(run) < 1.5 * half
+    kept = sum(there.numel() for there in rooms_of_a_test.rooms.values())
+    assert 0 < kept <= len(rooms_of_a_test.rooms) * 2 * SMALL
+
+
+def test_a_room_is_no_larger_than_two_pieces(region, rooms_of_a_test):
+    x, weight = torch.ones(4096, 64, dtype=HALF), torch.ones(512, 64, dtype=HALF)  # a weight of 32 pieces
+    F.linear(x.requires_grad_(), weight.requires_grad_()).sum().backward()
+    assert x.grad.eq(512).all()
+    assert rooms_of_a_test.rooms
+    assert all(there.numel() <= 2 * SMALL for there in rooms_of_a_test.rooms.values())
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_rooms_that_inference_asked_for_first_serve_a_training_step(name, region, rooms_of_a_test):
+    x, weight = operands()
+    with torch.inference_mode():
+        CALLS[name](x.detach(), weight.detach())
+    assert rooms_of_a_test.rooms
+    out = CALLS[name](x, weight)
+    out.backward(torch.ones_like(out))
+    assert x.grad.isfinite().all()
+
+
+def test_a_signal_in_the_middle_of_a_product_may_train(region, rooms_of_a_test, monkeypatch):
+    """Its handler runs between two pieces, as Python lets it between any two instructions."""
+    x, weight = operands()
+    true = F.linear(x, weight)
+    other, ones = torch.ones_like(x).requires_grad_(), torch.ones_like(weight).requires_grad_()
+    out = F.linear(other, ones)
+
+    def handle(number: int, frame: object) -> None:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        out.backward(torch.ones_like(out))
+
+    def times_in(*args: Any) -> Tensor:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return rooms.times_in(*args)
+
+    monkeypatch.setattr(matrix_product, "times_in", times_in)
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        found = F.linear(x, weight)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert other.grad.eq(24).all()
+    assert found.equal(true)
+
+
+class Keeps(TorchDispatchMode):
+    """Keeps what each op returns, and what it was then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[Tensor, Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, Tensor) and func._schema.name == "aten::mm":
+            self.seen.append((found, found.clone()))
+        return found
+
+
+def test_a_mode_of_the_script_may_keep_what_it_sees(region, rooms_of_a_test):
+    x, weight = operands()
+    F.linear(x, weight)  # the rooms are there
+    with Keeps() as keeps:
+        F.linear(x, weight)
+    assert len(keeps.seen) > 2
+    assert all(kept.equal(then) for kept, then in keeps.seen)
+
+
+# ------------------------------------------------------------------ attention
 
 
 def test_attention_with_a_mask_of_each_sequence_is_cut_with_it(region):

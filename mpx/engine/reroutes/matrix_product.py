@@ -10,9 +10,10 @@ from torch import Tensor
 
 from mpx.engine.reroutes.base import MATRIX, InFloat32, will_differentiate
 from mpx.engine.reroutes.pieces import are_many, by_pieces, number_of_pieces
+from mpx.engine.reroutes.rooms import ROOMS, face_in, room, times_in
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["product"]
 
@@ -64,7 +65,7 @@ class _Product(torch.autograd.Function):
         b = b.t() if ctx.is_weight else b
         needs, bias_shape, factors = ctx.needs_input_grad[:3], ctx.bias_shape, ctx.factors
         rows, grad = (_rows(a), _rows(grad)) if b.dim() == MATRIX else (a, grad)
-        with torch._C._DisableAutocast():
+        with torch._C._DisableAutocast(), ROOMS:
             cut, number = _pieces(bias_shape, rows, b, grad) if factors == (1, 1) else (None, 1)
             if cut == "rows":
                 grad_bias, grad_a, grad_b = _gradients_by_rows(needs, rows, b, grad, number)
@@ -81,20 +82,24 @@ class _Product(torch.autograd.Function):
 def _compute(bias: Tensor | None, a: Tensor, b: Tensor, beta: float, alpha: float) -> Tensor:
     rows = _rows(a) if b.dim() == MATRIX else a
     cut, number = _pieces(None if bias is None else bias.shape, rows, b)
-    with InFloat32(a.dtype):
+    with InFloat32(a.dtype), ROOMS:
         if number == 1:
             out = _in_float32(bias, rows, b, beta, alpha).to(a.dtype)
         elif cut == "rows":
-            wide_bias, wide_b = None if bias is None else bias.float(), b.float()
-            (out,) = by_pieces(lambda x: (_in_float32(wide_bias, x, wide_b, beta, alpha),), number, (rows,))
+            wide_b = face_in("b", b)
+
+            def piece_of_rows(x: Tensor) -> tuple[Tensor]:
+                return (_in_room(bias, face_in("a", x), wide_b, beta, alpha),)
+
+            (out,) = by_pieces(piece_of_rows, number, (rows,))
         elif cut == "columns":
-            wide_a = rows.float()
+            wide_a = face_in("a", rows)
             columns = (b.t(),) if bias is None else (b.t(), bias.expand(b.shape[-1]))
 
-            def piece(weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor]:
-                return (_in_float32(bias, wide_a, weight.t(), beta, alpha).t(),)
+            def piece_of_columns(weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor]:
+                return (_in_room(bias, wide_a, face_in("b", weight).t(), beta, alpha).t(),)
 
-            (transposed,) = by_pieces(piece, number, columns)
+            (transposed,) = by_pieces(piece_of_columns, number, columns)
             out = transposed.t().clone(memory_format=torch.contiguous_format)
         else:
             (out,) = by_pieces(lambda x, y: (_in_float32(bias, x, y, beta, alpha),), number, (rows, b))
@@ -110,6 +115,14 @@ def _in_float32(bias: Tensor | None, a: Tensor, b: Tensor, beta: float, alpha: f
         return _times(a.float(), b.float())
     add = torch.addmm if a.dim() == MATRIX else torch.baddbmm
     return add(bias.float(), a.float(), b.float(), beta=beta, alpha=alpha)
+
+
+def _in_room(bias: Tensor | None, a: Tensor, b: Tensor, beta: float, alpha: float) -> Tensor:
+    """Return the same of FP32 matrices, which the next piece writes over."""
+    if bias is None:
+        return times_in("result", a, b)
+    out = room("result", a.shape[0], b.shape[1], a.device)
+    return torch.addmm(bias.float(), a, b, beta=beta, alpha=alpha, out=out)
 
 
 def _gradients(  # noqa: PLR0917
@@ -138,17 +151,20 @@ def _gradients(  # noqa: PLR0917
 def _gradients_by_rows(needs: Sequence[bool], a: Tensor, b: Tensor, grad: Tensor, number: int) -> Gradients:
     """Return the same, rounded, from pieces of the rows of `a`, over which the other two are summed in FP32."""
     needs_bias, needs_a, needs_b = needs
-    wide_b = b.float().mT if needs_a else b
+    wide_b = face_in("b", b).mT if needs_a else b
     sums: list[Tensor | None] = [None, None]
 
     def piece(x: Tensor, part: Tensor) -> Gradients:
-        whole = part.float()
+        whole = face_in("grad", part)
         if needs_bias:
             sums[0] = whole.sum(0) if sums[0] is None else sums[0].add_(whole.sum(0))
         if needs_b:
-            columns = x.float().mT
-            sums[1] = _laid_out_as(b, columns, whole) if sums[1] is None else sums[1].addmm_(columns, whole)
-        return (torch.mm(whole, wide_b) if needs_a else None,)
+            columns = face_in("a", x).mT
+            if sums[1] is None:
+                sums[1] = _laid_out_as(b, columns, whole, partial(times_in, "sum"))
+            else:
+                sums[1].addmm_(columns, whole)
+        return (times_in("result", whole, wide_b) if needs_a else None,)
 
     (grad_a,) = by_pieces(piece, number, (a, grad))
     grad_bias, grad_b = (None if found is None else found.to(a.dtype) for found in sums)
@@ -160,34 +176,37 @@ def _gradients_by_columns(
 ) -> Gradients:
     """Return the same, rounded, from pieces of the columns of `b`, over which that of `a` is summed in FP32."""
     needs_bias, needs_a, needs_b = needs
-    wide_a = a.float() if needs_b else a
+    wide_a = face_in("a", a) if needs_b else a
     sums: list[Tensor | None] = [None]
 
     def piece(weight: Tensor, part: Tensor) -> Gradients:
-        whole = part.float()
+        whole = face_in("grad", part)
         if needs_a:
-            wide, rows = weight.float(), whole.t()
-            sums[0] = torch.mm(rows, wide) if sums[0] is None else sums[0].addmm_(rows, wide)
-        return whole.sum(1) if needs_bias else None, _laid_out_as(weight, whole, wide_a) if needs_b else None
+            wide, rows = face_in("b", weight), whole.t()
+            sums[0] = times_in("sum", rows, wide) if sums[0] is None else sums[0].addmm_(rows, wide)
+        grad_weight = _laid_out_as(weight, whole, wide_a, partial(times_in, "result")) if needs_b else None
+        return whole.sum(1) if needs_bias else None, grad_weight
 
     grad_bias, grad_b = by_pieces(piece, number, (b.t(), grad.t()))
     grad_a = None if sums[0] is None else sums[0].to(a.dtype)
     return grad_bias, grad_a, None if grad_b is None else grad_b.t()
 
 
-def _laid_out_as(operand: Tensor, left: Tensor, right: Tensor) -> Tensor:
+def _times(left: Tensor, right: Tensor) -> Tensor:
+    return (torch.mm if left.dim() == MATRIX else torch.bmm)(left, right)
+
+
+def _laid_out_as(
+    operand: Tensor, left: Tensor, right: Tensor, times: Callable[[Tensor, Tensor], Tensor] = _times
+) -> Tensor:
     """Return `left @ right`, the gradient of `operand`, in the order of its strides.
 
     The gradient of a transposed weight is added to one that is laid out as the weight: in any other order that takes
     twenty times as long, and longer than the product. torch's formulas do the same.
     """
     if operand.stride(-1) != 1 and operand.stride(-2) == 1:
-        return _times(right.mT, left.mT).mT
-    return _times(left, right)
-
-
-def _times(left: Tensor, right: Tensor) -> Tensor:
-    return (torch.mm if left.dim() == MATRIX else torch.bmm)(left, right)
+        return times(right.mT, left.mT).mT
+    return times(left, right)
 
 
 def _pieces(bias_shape: torch.Size | None, a: Tensor, b: Tensor, *others: Tensor) -> tuple[str | None, int]:
