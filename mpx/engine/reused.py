@@ -178,12 +178,10 @@ class ReusedWeights:
         casts, key = self._here.casts, id(weight)
         mark = weight._version, weight.data_ptr()
         kept = casts.get(key)
-        if kept is None or kept.mark != mark:
-            kept = None
-        elif closely and not self._is_still(weight, kept.half):
+        if kept is not None and kept.mark == mark and closely and not self._is_still(weight, kept.half):
             self._unseen.add(module)
             kept = None
-        if kept is None:
+        if kept is None or kept.mark != mark:
             kept = _Cast(weight, self._cast(weight), mark, 0)
         elif kept.uses == MOST:
             half: Tensor = _AnotherCast.apply(weight, kept.half.detach())  # type: ignore[no-untyped-call]

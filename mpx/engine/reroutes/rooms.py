@@ -20,9 +20,8 @@ __all__ = ["ROOMS", "face_in", "room", "times_in"]
 class _Here(threading.local):
     def __init__(self) -> None:
         self.rooms: dict[str, Tensor] = {}
-        self.products = (
-            0  # that are being computed: two where a signal's handler runs a model in the middle of one
-        )
+        # how many are being computed: two where a signal's handler trains in the middle of one
+        self.products = 0
 
 
 _here = _Here()
@@ -44,8 +43,8 @@ ROOMS = _Rooms()
 def room(place: str, rows: int, columns: int, device: torch.device) -> Tensor:
     """Return an FP32 matrix to write into; whoever asks for the same place next, inside `ROOMS`, gets the same memory.
 
-    A new one where it is larger than that, for a product in the middle of another, on an accelerator, where kernels run
-    later and streams side by side, and where a mode of the script looks on, which may keep what it sees.
+    New memory where it is larger than two pieces, for a product in the middle of another, on an accelerator, where
+    kernels run later and streams side by side, and where a mode of the script looks on, which may keep what it sees.
     """
     numbers = rows * columns
     looked_at = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
