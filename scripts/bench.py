@@ -1,14 +1,15 @@
 """Measure what mpx costs and gains against plain FP32 and against torch.amp written by hand.
 
-Every figure is a ratio of two processes that ran one after the other with the same threads and the same seed: the
-spellings of a workload take turns (A B C A B C ...), each process gives the median of its step times, each round a
-ratio, and the median of the rounds is printed with their range. Single absolute times on a shared machine mean nothing
-and are kept in the JSON only.
+Every figure of the table is a ratio of two processes that ran one after the other with the same threads and the same
+seed: the spellings of a workload take turns (A B C A B C ...), each process gives the median of its step times, each
+round a ratio, and the median of the rounds is printed with their range. Single absolute times on a shared machine mean
+nothing, and those of steps are kept in the JSON only.
 
     python scripts/bench.py --workloads gpt,cnn --rounds 5 --json bench.json
     python scripts/bench.py --workloads mlp --phases            # where the time of a step goes, in microseconds
 
-At the end it says how long the command takes to start (`bench_start_up.py`).
+Without `--phases` it says at the end how long the command takes to start (`bench_start_up.py`), in milliseconds. The
+parts of a step are those of the round with the least sum, each spelling's own: their ratio is not of a pair.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from bench_start_up import print_start_up
 WORKLOADS = Path(__file__).parent / "bench_workloads.py"
 ALL = ("mlp", "cnn", "gpt", "long_gpt", "lstm", "gru", "cell", "many", "gan", "accumulation")
 FEW = 2  # steps
-PHASED = 5  # times as many steps as else, for a percentile of each part
+PHASED = 5  # times as many steps as without `--phases`, for a percentile of each part
 SLOW_MS = 500  # by hand, half kernels may take a hundred times as long as FP32 ones on a CPU
 STEPS = {
     "mlp": 400, "gan": 400, "many": 10, "cnn": 20, "gpt": 40, "long_gpt": 6, "lstm": 30, "gru": 20, "cell": 10,
@@ -67,7 +68,7 @@ def run(name: str, workload: str, steps: int, threads: int, *options: str) -> di
 
 
 def measure(name: str, workload: str, steps: int, threads: int) -> dict[str, Any] | None:
-    """Return the median step of one process in milliseconds and its peak memory in MiB."""
+    """Return the median step of one process in milliseconds and its peak memory in MiB; None as `run`."""
     figures = run(name, workload, steps, threads)
     if figures is None:
         return None
@@ -87,14 +88,15 @@ def ratios(rounds: list[dict[str, Any]], name: str, base: str, figure: str) -> d
     return {"median": statistics.median(found), "min": min(found), "max": max(found)}
 
 
-def take_turns(names: list[str], workload: str, rounds: int, threads: int) -> list[dict[str, Any]]:
-    """Run every spelling once a round, all with as many steps.
+def slow_or_failing(names: list[str], workload: str, threads: int) -> dict[str, dict[str, Any] | None]:
+    """Return what a few steps tell of the spellings by hand of which a step takes seconds, or fails."""
+    few = {name: measure(name, workload, FEW, threads) for name in names if name.startswith("hand-")}
+    return {name: found for name, found in few.items() if found is None or found["step_ms"] > SLOW_MS}
 
-    By hand a step may take seconds, or fail: a few steps tell so, and then they are enough.
-    """
-    steps = STEPS[workload]
-    enough = {name: measure(name, workload, FEW, threads) for name in names if name.startswith("hand-")}
-    enough = {name: few for name, few in enough.items() if few is None or few["step_ms"] > SLOW_MS}
+
+def take_turns(names: list[str], workload: str, rounds: int, threads: int) -> list[dict[str, Any]]:
+    """Run every spelling once a round, all with as many steps, but for those of which a few are enough."""
+    steps, enough = STEPS[workload], slow_or_failing(names, workload, threads)
     return [
         {name: enough[name] if name in enough else measure(name, workload, steps, threads) for name in names}
         for _ in range(rounds)
@@ -131,12 +133,14 @@ def print_phases(names: list[str], args: argparse.Namespace) -> dict[str, Any]:
     """Print and return the microseconds of each part of a step: of all rounds the one with the least sum."""
     result: dict[str, Any] = {}
     for workload in args.workloads.split(","):
-        found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+        too_slow = slow_or_failing(names, workload, args.threads)
+        found: dict[str, list[dict[str, float]]] = {name: [] for name in names if name not in too_slow}
         for _ in range(args.rounds):
-            for name in names:
+            for name, of in found.items():
                 figures = run(name, workload, PHASED * STEPS[workload], args.threads, "--phases")
-                found[name] += [] if figures is None else [figures["phases_us"]]
-        least = {name: min(of, key=lambda one: sum(one.values())) for name, of in found.items() if of}
+                if figures is not None:
+                    of.append(figures["phases_us"])
+        least = {name: min(of, key=lambda one: sum(one.values())) for name, of in found.items()}
         result[workload] = least
         phases = [*least["plain"]]
         print(f"{workload:14}" + "".join(f"{phase:>11}" for phase in [*phases, "sum", "of plain"]))
@@ -157,7 +161,7 @@ def main() -> None:
     parser.add_argument(
         "--phases",
         action="store_true",
-        help="microseconds of the parts of a step of mlp, accumulation, gan, ...",
+        help="measure instead how many microseconds each part of a step takes",
     )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

@@ -1,7 +1,6 @@
 """`scripts/bench.py` prints and writes ratios of what it measured; no test of it asks for times."""
 
 import json
-import os
 import re
 import statistics
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
+pytestmark = pytest.mark.slow
 PHASES = ["zero_grad", "forward", "loss", "backward", "step"]
 
 
@@ -21,7 +21,6 @@ def bench(tmp_path):
     def run(*options):
         done = subprocess.run(
             [sys.executable, str(SCRIPTS / "bench.py"), *options, "--json", str(tmp_path / "bench.json")],
-            env={**os.environ, "OMP_NUM_THREADS": "2"},  # which `--threads` overrides
             capture_output=True,
             text=True,
             check=False,

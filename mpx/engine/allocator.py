@@ -20,9 +20,9 @@ class HostMemory:
     a CPU. By itself glibc returns each block that is larger than any freed before, and what is free at the end of its
     heap beyond twice that.
 
-    And whenever a block of 64 KiB is freed, glibc dissolves its bins of small free blocks, and the next small ones are
-    looked for with more effort. A step frees tensors all the time, so it does without those bins: 1 to 4 % of the step
-    of a model with small tensors.
+    And whenever a block of 64 KiB or more is freed, glibc dissolves its bins of small free blocks, and the next small
+    ones are looked for with more effort. A step frees tensors all the time, so it does without those bins: 1 to 4 % of
+    the step of a model with small tensors.
 
     An environment that says otherwise is obeyed; elsewhere than on glibc nothing changes.
     """

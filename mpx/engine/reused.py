@@ -1,10 +1,10 @@
-"""A layer that a call uses again and again casts its weights once for some of the uses, at O1 and O2.
+"""A layer that a call uses again and again casts its large weights once for all uses but the first, at O1 and O2.
 
 `torch.autocast` casts a weight once a region: after a write it is old, and gradients of all uses are added in half. To
 cast at each use is right and takes time, and the backward pass keeps every copy: of a cell in a loop they were more
 than all else. So layers of torch, of which nothing but their own `forward` sees a weight, keep their casts from the
-second use in a call on. Of no weight the gradients of more than `MOST` uses are added in half: for the next ones the
-graph is given the same numbers as another cast, and the sums are added in FP32.
+second use in a call on. The gradients of at most `MOST` uses of a weight are added in half, and these sums in FP32: for
+the next uses the graph is given the same numbers as another cast.
 """
 
 from __future__ import annotations

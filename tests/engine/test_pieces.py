@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpx.engine.devices import DEVICES
 from mpx.engine.reroutes import matrix_product, pieces, rooms
+from mpx.engine.reroutes.matrix_product import product
 
 from .reroute_cases import HALF, UNABLE
 
@@ -138,6 +140,7 @@ def test_a_product_takes_no_float32_matrix_from_the_heap(name, region, rooms_of_
     assert allocated(run) < 1.5 * half
     kept = sum(there.numel() for there in rooms_of_a_test.rooms.values())
     assert 0 < kept <= len(rooms_of_a_test.rooms) * 2 * SMALL
+    assert set(rooms_of_a_test.rooms) == {"a", "b", "grad", "result", "sum"}
 
 
 def test_a_room_is_no_larger_than_two_pieces(region, rooms_of_a_test):
@@ -157,6 +160,23 @@ def test_rooms_that_inference_asked_for_first_serve_a_training_step(name, region
     out = CALLS[name](x, weight)
     out.backward(torch.ones_like(out))
     assert x.grad.isfinite().all()
+
+
+def test_each_thread_has_its_own_rooms(region, rooms_of_a_test):
+    x, weight = operands()
+    of_threads: list[set[int]] = []
+
+    def run() -> None:
+        product(None, x.detach().flatten(0, -2), weight.detach(), is_weight=True)
+        of_threads.append({there.data_ptr() for there in rooms._here.rooms.values()})
+
+    run()
+    other = Thread(target=run)
+    other.start()
+    other.join()
+    assert of_threads[0]
+    assert len(of_threads[0]) == len(of_threads[1])
+    assert of_threads[0].isdisjoint(of_threads[1])
 
 
 def test_a_signal_in_the_middle_of_a_product_may_train(region, rooms_of_a_test, monkeypatch):

@@ -1,4 +1,4 @@
-"""A layer that a call uses again keeps its casts for some uses, and nobody can tell by its numbers."""
+"""A layer that a call uses again keeps a half copy of its weights, and nobody can tell by its numbers."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def with_a_tangent(layer, x):
 )
 @pytest.mark.filterwarnings(
     "ignore:`torch.jit.script` is deprecated:DeprecationWarning"
-)  # of torch's first dual
+)  # torch warns as it makes its first dual
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.usefixtures("kernels")
