@@ -1,10 +1,9 @@
-"""A layer that a call uses again and again casts its large weights once for all uses but the first, at O1 and O2.
+"""A layer that a call uses again and again casts its weights once for some of the uses, at O1 and O2.
 
 `torch.autocast` casts a weight once a region: after a write it is old, and gradients of all uses are added in half. To
 cast at each use is right and takes time, and the backward pass keeps every copy: of a cell in a loop they were more
 than all else. So layers of torch, of which nothing but their own `forward` sees a weight, keep their casts from the
-second use in a call on. The gradients of at most `MOST` uses of a weight are added in half, and these sums in FP32: for
-the next uses the graph is given the same numbers as another cast.
+second use in a call on, and of no weight for more than `MOST` uses: the sums of so many gradients are added in FP32.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from torch.nn.modules import module as modules
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
-from mpx.engine.placing import in_transform
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,18 +52,6 @@ class _Cast(NamedTuple):
     half: Tensor
     mark: tuple[int, int]  # version and address of the weight: a write shows in the one, a swap in the other
     uses: int
-
-
-class _AnotherCast(torch.autograd.Function):
-    """What a cast of a weight would give once more, without a second copy: its gradient is a sum of its own."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, half: Tensor) -> Tensor:
-        return half
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad.float(), None
 
 
 class _Here(threading.local):
@@ -148,14 +133,13 @@ class ReusedWeights:
                 shadows.pop(name, None)
 
     def _may_keep(self, module: nn.Module) -> bool:
-        """Whether only torch's own `forward` runs in this call, in this thread alone, with a graph of the usual kind.
+        """Whether only torch's own `forward` runs in this call, in this thread alone, and has a graph.
 
         Modes of others may look at weights, or count casts (selective checkpointing does).
         """
         kind = type(module)
         return (
             torch.is_grad_enabled()
-            and not in_transform()
             and len(self._threads) == 1
             and [getattr(kind, name, None) for name in METHODS] == RUN[kind]
             and vars(module).keys().isdisjoint(METHODS)
@@ -178,16 +162,14 @@ class ReusedWeights:
         casts, key = self._here.casts, id(weight)
         mark = weight._version, weight.data_ptr()
         kept = casts.get(key)
-        if kept is not None and kept.mark == mark and closely and not self._is_still(weight, kept.half):
+        if kept is not None and kept.mark == mark and kept.uses < MOST:
+            if not closely or self._is_still(weight, kept.half):
+                casts[key] = kept._replace(uses=kept.uses + 1)
+                return kept.half
             self._unseen.add(module)
-            kept = None
-        if kept is None or kept.mark != mark:
-            kept = _Cast(weight, self._cast(weight), mark, 0)
-        elif kept.uses == MOST:
-            half: Tensor = _AnotherCast.apply(weight, kept.half.detach())  # type: ignore[no-untyped-call]
-            kept = _Cast(weight, half, mark, 0)
-        casts[key] = kept._replace(uses=kept.uses + 1)
-        return kept.half
+        half = self._cast(weight)
+        casts[key] = _Cast(weight, half, mark, 1)
+        return half
 
     @torch.no_grad()
     def _is_still(self, weight: Tensor, half: Tensor) -> bool:
