@@ -204,6 +204,18 @@ def test_a_signal_in_the_middle_of_a_product_may_train(region, rooms_of_a_test, 
     assert found.equal(true)
 
 
+@pytest.mark.parametrize("name", MATRICES)
+def test_a_batch_of_gradients_is_the_gradients_one_by_one(name, region, rooms_of_a_test):
+    x, weight = operands()
+    out = CALLS[name](x, weight)
+    grads = torch.stack([torch.ones_like(out), torch.linspace(-1, 1, out.numel()).view(out.shape).to(HALF)])
+    batch = torch.autograd.grad(out, (x, weight), grads, is_grads_batched=True, retain_graph=True)
+    for place, grad in enumerate(grads):
+        alone = torch.autograd.grad(out, (x, weight), grad, retain_graph=True)
+        for found, one in zip(batch, alone, strict=True):
+            torch.testing.assert_close(found[place], one, rtol=ULP, atol=1e-3)
+
+
 class Keeps(TorchDispatchMode):
     """Keeps what each op returns, and what it was then."""
 

@@ -185,6 +185,32 @@ def test_the_weights_of_a_frozen_layer_need_no_reroute(session):
     assert out.requires_grad
 
 
+class Stops(torch.autograd.Function):
+    """Lets no gradient through: None, as an unused branch has none."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+@pytest.mark.parametrize("capabilities", [ABLE, UNABLE])
+@pytest.mark.parametrize("name", [*CONVOLUTIONS, "sdpa, three dimensions", *PRODUCTS])
+def test_where_no_gradient_flows_there_are_none_instead_of_zeros(name, capabilities, session):
+    """With zeros an optimizer with decay or momentum would move the weights."""
+    case = ALL_CASES[name]
+    inputs = case.inputs(HALF)
+    wanted = leaves(case, inputs)
+    with session(capabilities=capabilities) as (_, region):
+        with region():
+            out = case(*inputs)
+        Stops.apply(out).float().sum().backward()
+    assert [leaf.grad for leaf in wanted] == [None] * len(wanted)
+
+
 @pytest.mark.parametrize(("name", "only"), [("conv2d", 1), ("conv2d, no bias", 1), ("sdpa", 0), ("sdpa", 2)])
 def test_only_what_requires_a_gradient_gets_one(name, only, session):
     case = CASES[name]

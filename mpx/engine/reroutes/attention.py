@@ -15,6 +15,7 @@ from mpx.engine.reroutes.base import (
     Op,
     Reroute,
     bound,
+    nothing_flows,
     wide,
     will_differentiate,
 )
@@ -38,12 +39,15 @@ class _Attention(torch.autograd.Function):
         ctx.op, ctx.names = op, names
         ctx.tensor_at = [i for i, value in enumerate(values) if isinstance(value, Tensor)]
         ctx.others = [None if isinstance(value, Tensor) else value for value in values]
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*(values[i] for i in ctx.tensor_at))
         given = dict(zip(names, values, strict=True))
         return _compute(op, given) if forward_too else op(**given)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
+        if grad is None:
+            return nothing_flows(ctx)
         tensors, wanted = ctx.saved_tensors, [ctx.needs_input_grad[i + 3] for i in ctx.tensor_at]
 
         def gradients(*pieces: Tensor) -> list[Tensor | None]:

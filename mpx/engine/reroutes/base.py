@@ -22,6 +22,7 @@ __all__ = [
     "bound",
     "half_outside",
     "is_transformed",
+    "nothing_flows",
     "wide",
     "will_differentiate",
 ]
@@ -82,6 +83,11 @@ def will_differentiate(*inputs: Tensor | None) -> bool:
         and any(value is not None and value.requires_grad for value in inputs)
         and not is_transformed()
     )
+
+
+def nothing_flows(ctx: Any) -> tuple[None, ...]:
+    """Return the gradients of a Function whose result has none: with zeros, an optimizer would move the weights."""
+    return (None,) * len(ctx.needs_input_grad)
 
 
 def is_transformed() -> bool:

@@ -7,7 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpx.engine.reroutes.base import Args, InFloat32, Kwargs, Op, Reroute, bound, will_differentiate
+from mpx.engine.reroutes.base import (
+    Args,
+    InFloat32,
+    Kwargs,
+    Op,
+    Reroute,
+    bound,
+    nothing_flows,
+    will_differentiate,
+)
 
 __all__ = ["ALL_IN_FLOAT32", "WEIGHT_GRADIENT_IN_FLOAT32"]
 
@@ -28,11 +37,14 @@ class _Convolution(torch.autograd.Function):
     ) -> Tensor:
         ctx.everything = everything
         ctx.geometry = geometry  # stride, padding, dilation, transposed, output_padding, groups
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, weight, bias)
         return (_compute if everything else torch.ops.aten.convolution)(x, weight, bias, *geometry)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
+        if grad is None:
+            return nothing_flows(ctx)
         x, weight, bias = ctx.saved_tensors
         with torch._C._DisableAutocast():
             if torch.is_grad_enabled():  # a double backward is to follow

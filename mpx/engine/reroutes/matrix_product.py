@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from mpx.engine.reroutes.base import MATRIX, InFloat32, will_differentiate
+from mpx.engine.reroutes.base import MATRIX, InFloat32, nothing_flows, will_differentiate
 from mpx.engine.reroutes.pieces import are_many, by_pieces, number_of_pieces
 from mpx.engine.reroutes.rooms import ROOMS, face_in, room, times_in
 
@@ -54,13 +54,16 @@ class _Product(torch.autograd.Function):
         beta: float,
         alpha: float,
     ) -> Tensor:
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(a, b)
         ctx.is_weight, ctx.factors = is_weight, (beta, alpha)
         ctx.bias_shape = None if bias is None else bias.shape
         return _compute(bias, a, b.t() if is_weight else b, beta, alpha)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
+        if grad is None:
+            return nothing_flows(ctx)
         a, b = ctx.saved_tensors
         b = b.t() if ctx.is_weight else b
         needs, bias_shape, factors = ctx.needs_input_grad[:3], ctx.bias_shape, ctx.factors

@@ -21,6 +21,7 @@ __all__ = ["are_many", "by_pieces", "number_of_pieces"]
 
 PIECE = 2**18  # numbers: 1 MiB in FP32
 PLAIN = (Tensor, nn.Parameter)
+is_legacy_batchedtensor = torch._C._functorch.is_legacy_batchedtensor
 
 
 def are_many(numbers: int) -> bool:
@@ -39,13 +40,13 @@ def number_of_pieces(length: int, numbers: int, *tensors: Tensor, least: int = 1
 
     Returns:
         1 where it fits into a piece, or is watched by somebody who must not see writes: autograd, a transform of
-        `torch.func`, a compiler, a subclass of tensors.
+        `torch.func`, `autograd.grad` with `is_grads_batched`, a compiler, a subclass of tensors.
     """
     if not are_many(numbers) or is_transformed():
         return 1
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return 1
-    if any(type(tensor) not in PLAIN for tensor in tensors):
+    if any(type(tensor) not in PLAIN or is_legacy_batchedtensor(tensor) for tensor in tensors):
         return 1
     return max(1, min(length // least, numbers // PIECE))
 
