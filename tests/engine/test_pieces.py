@@ -190,9 +190,9 @@ def test_a_signal_in_the_middle_of_a_product_may_train(region, rooms_of_a_test, 
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         out.backward(torch.ones_like(out))
 
-    def times_in(*args: Any) -> Tensor:
+    def times_in(*args: Any, **kwargs: Any) -> Tensor:
         os.kill(os.getpid(), signal.SIGUSR1)
-        return rooms.times_in(*args)
+        return rooms.times_in(*args, **kwargs)
 
     monkeypatch.setattr(matrix_product, "times_in", times_in)
     before = signal.signal(signal.SIGUSR1, handle)
@@ -237,6 +237,41 @@ def test_a_mode_of_the_script_may_keep_what_it_sees(region, rooms_of_a_test):
         F.linear(x, weight)
     assert len(keeps.seen) > 2
     assert all(kept.equal(then) for kept, then in keeps.seen)
+
+
+class Names(TorchDispatchMode):
+    """Remembers which ops ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_a_mode_of_the_script_sees_the_ops_of_a_plain_product(name, region, rooms_of_a_test):
+    """One that counts, replaces or quantizes `mm` does not know `mm.out`."""
+    x, weight = operands()
+    with Names() as names:
+        out = CALLS[name](x, weight)
+        out.backward(torch.ones_like(out))
+    assert names.seen & {"aten.mm.default", "aten.addmm.default"}
+    assert not [op for op in names.seen if op.endswith(".out")]
+
+
+def test_a_product_that_a_script_has_replaced_is_asked_as_it_was(region, monkeypatch):
+    own = torch.mm
+
+    def product_of_two(a: Tensor, b: Tensor) -> Tensor:
+        return own(a, b)
+
+    monkeypatch.setattr(torch, "mm", product_of_two)
+    x, weight = operands()
+    F.linear(x, weight).sum().backward()
+    assert x.grad.isfinite().all()
 
 
 # ------------------------------------------------------------------ attention

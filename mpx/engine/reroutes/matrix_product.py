@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mpx.engine.reroutes.base import MATRIX, InFloat32, nothing_flows, will_differentiate
 from mpx.engine.reroutes.pieces import are_many, by_pieces, number_of_pieces
-from mpx.engine.reroutes.rooms import ROOMS, face_in, room, times_in
+from mpx.engine.reroutes.rooms import ROOMS, face_in, times_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -122,10 +122,7 @@ def _in_float32(bias: Tensor | None, a: Tensor, b: Tensor, beta: float, alpha: f
 
 def _in_room(bias: Tensor | None, a: Tensor, b: Tensor, beta: float, alpha: float) -> Tensor:
     """Return the same of FP32 matrices, which the next piece writes over."""
-    if bias is None:
-        return times_in("result", a, b)
-    out = room("result", a.shape[0], b.shape[1], a.device)
-    return torch.addmm(bias.float(), a, b, beta=beta, alpha=alpha, out=out)
+    return times_in("result", a, b, None if bias is None else bias.float(), beta=beta, alpha=alpha)
 
 
 def _gradients(  # noqa: PLR0917

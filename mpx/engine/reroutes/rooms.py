@@ -14,7 +14,10 @@ from torch import Tensor
 
 from mpx.engine.reroutes.pieces import are_many
 
-__all__ = ["ROOMS", "face_in", "room", "times_in"]
+__all__ = ["ROOMS", "face_in", "times_in"]
+
+
+TORCHS_OWN = torch.mm, torch.addmm  # which take an `out`
 
 
 class _Here(threading.local):
@@ -40,15 +43,14 @@ class _Rooms:
 ROOMS = _Rooms()
 
 
-def room(place: str, rows: int, columns: int, device: torch.device) -> Tensor:
+def _room(place: str, rows: int, columns: int, device: torch.device) -> Tensor:
     """Return an FP32 matrix to write into; whoever asks for the same place next, inside `ROOMS`, gets the same memory.
 
-    New memory where it is larger than two pieces, for a product in the middle of another, on an accelerator, where
-    kernels run later and streams side by side, and where a mode of the script looks on, which may keep what it sees.
+    New memory where it is larger than two pieces, for a product in the middle of another, and on an accelerator, where
+    kernels run later and streams side by side.
     """
     numbers = rows * columns
-    looked_at = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
-    if are_many(numbers) or _here.products != 1 or device.type != "cpu" or looked_at:
+    if are_many(numbers) or _here.products != 1 or device.type != "cpu":
         return torch.empty(rows, columns, dtype=torch.float32, device=device)
     there = _here.rooms.get(place)
     if there is None or there.numel() < numbers:
@@ -57,13 +59,30 @@ def room(place: str, rows: int, columns: int, device: torch.device) -> Tensor:
     return there[:numbers].view(rows, columns)
 
 
+def _is_looked_at() -> bool:
+    """Whether a mode looks on, which may keep what it sees and knows `mm`, no `mm.out`, or the script's own `mm`."""
+    return bool(
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or (torch.mm, torch.addmm) != TORCHS_OWN
+    )
+
+
 def face_in(place: str, matrix: Tensor) -> Tensor:
     """Return the FP32 face of a half matrix, in the order of its strides."""
+    if _is_looked_at():
+        return matrix.float()
     by_rows = matrix.mT if matrix.stride(0) == 1 != matrix.stride(1) else matrix
-    face = room(place, by_rows.shape[0], by_rows.shape[1], matrix.device).copy_(by_rows)
+    face = _room(place, by_rows.shape[0], by_rows.shape[1], matrix.device).copy_(by_rows)
     return face if by_rows is matrix else face.mT
 
 
-def times_in(place: str, left: Tensor, right: Tensor) -> Tensor:
-    """Return `left @ right` of FP32 matrices."""
-    return torch.mm(left, right, out=room(place, left.shape[0], right.shape[1], left.device))
+def times_in(
+    place: str, left: Tensor, right: Tensor, bias: Tensor | None = None, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    """Return `left @ right` of FP32 matrices, or with a bias `beta * bias + alpha * (left @ right)`."""
+    out = None if _is_looked_at() else _room(place, left.shape[0], right.shape[1], left.device)
+    written = {} if out is None else {"out": out}
+    if bias is None:
+        return torch.mm(left, right, **written)
+    return torch.addmm(bias, left, right, beta=beta, alpha=alpha, **written)
