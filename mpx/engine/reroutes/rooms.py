@@ -16,7 +16,6 @@ from mpx.engine.reroutes.pieces import are_many
 
 __all__ = ["ROOMS", "face_in", "times_in"]
 
-
 TORCHS_OWN = torch.mm, torch.addmm  # which take an `out`
 
 
